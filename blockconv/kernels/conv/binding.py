@@ -26,11 +26,13 @@ import numpy as np
 
 from blockconv import jit
 from blockconv.core.activation import ActivationKind
+from blockconv.core.types import element
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import lines_ahead
 from blockconv.kernels.common.operands import conv_operands
+from blockconv.kernels.common.packed_pixels import packing_of
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import kernels, packing, packing_planes, packing_units, pixel_blocking
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
@@ -334,18 +336,24 @@ class _Binding:
             return self.unit_packer()
         if self.blocking.interleaved:
             return packing.pack_interleaved(cb)
-        if self.is_shared:
-            pitch = self.pixel // self.itemsize
-            filled = () if self.types.acc.is_float else (1,)
-            return packing.pack_pixels(self.ic, cb, pitch, self.blocking.lanes, itemsize, *filled)
-        if self.p.g > 1 and self.src.length < NO_BLOCK and self.ic % cb:
-            return packing.pack_cut_window(cb, itemsize)
+        if self.is_shared or (self.p.g > 1 and self.src.length < NO_BLOCK and self.ic % cb):
+            return self.channel_packer()
         if self.blocking.pixel_lanes:
             return self.plane_packer()
         if self.blocking.has_panels_of_planes:
             return packing_planes.pack_planes(1, self.blocking.pixels * itemsize)
         odd = (1,) if self.types.acc.is_float and self.ic % self.dot.channels else ()
         return packing.pack_window(cb, itemsize, *odd)
+
+    def channel_packer(self) -> jit.Kernel:
+        """The kernel that packs channels of groups, which may begin anywhere in a block of the source."""
+        width, size = self.pixel // self.itemsize, self.src_itemsize
+        lanes = min(self.isa.vector_bytes // size, 1 << (width - 1).bit_length())
+        type = self.types.src if size == self.types.src.itemsize else element("int32")
+        src = self.src._replace(col=self.src.along(self.at.axes[2]))
+        return packing.pack_channels(
+            packing_of(src, type, type, lanes, self.col_step), width, not self.types.acc.is_float
+        )
 
     @property
     def packs_units(self) -> bool:

@@ -13,37 +13,16 @@ from blockconv.jit.ir import (
     join,
     load_bits,
     move,
-    pointer,
     shuffle,
     store_bits,
     store_vector,
     transpose,
 )
-from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.unpacked import interleaved, unpacked, unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
 _FLOATS = {4: element("float32"), 8: element("float64")}  # by their size
-
-
-@functools.cache
-def pixel_filler(pixel: int, filled: bool):
-    """fill(dst, count, word) for pixels of so many bytes: with the four bytes of `word`, or, unless `filled`, zeros."""
-
-    @emitted
-    def zero_pixel(builder, dst):
-        kind = ir.VectorType(ir.IntType(8), pixel)
-        builder.store(ir.Constant(kind, None), pointer(builder, dst, kind), align=1)
-
-    def zero(dst, count, unused_word):
-        for k in range(count):
-            zero_pixel(dst + k * pixel)
-
-    def fill(dst, count, word):
-        fill_bytes(dst, count * pixel, word)
-
-    return fill if filled else zero
 
 
 def zero_filler(lanes: int, itemsize: int):

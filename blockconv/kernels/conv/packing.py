@@ -3,19 +3,13 @@ of a `WindowRecord`."""
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import copy_memory, move, move_part, store_bits
+from blockconv.jit.ir import copy_memory, move, store_bits
 from blockconv.kernels.common.copies import fill_bytes, fill_pixels, gather_blocks
 from blockconv.kernels.common.geometry import NO_BLOCK
+from blockconv.kernels.common.packed_pixels import PixelPacking, Pixels, pixel_packer
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import (
-    ChannelAddresses,
-    interleaver,
-    line_packer,
-    moved,
-    pixel_filler,
-    window_converter,
-)
+from blockconv.kernels.conv.codegen import ChannelAddresses, interleaver, window_converter
 
 
 def source_offset(a, c):
@@ -110,94 +104,61 @@ def pack_window(cb, itemsize, odd=0):
     return kernel
 
 
-@jit.kernel
-def pack_cut_window(cb, itemsize):
-    """`pack_window` for groups that begin inside the source's blocks: a block of the window spans two of these."""
-    chunk = cb * itemsize
+def window_packer(pixel: int, filled, pack):
+    """A kernel that packs a window as [block][level][row][column], of pixels of so many bytes.
+
+    filled: padding is the zero point, and not zeros. pack(a, wanted, block, dst, src, count): packs a block of channels
+    of a row's `count` pixels that are inside the image. src: the first one's channel 0.
+    """
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)
-        window, image, channel = wanted.window, wanted.image, wanted.channel
-        depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
-        cols, row_bytes, w_block = a.window_cols, a.packed_row, a.packed_block
-        col_step, s_col, s_len = a.col_step, a.source.col, a.source.length
-        step, levels, rows = col_step * s_col, a.depth, a.window_rows
-        left, right = columns_in_bounds(a, iw)
+        fill = EpilogueArguments(a.activation).src_fill if filled else 0
+        cols, rows, levels, first, ih = a.window_cols, a.window_rows, a.depth, wanted.depth, wanted.ih
+        left, right = columns_in_bounds(a, wanted.iw)
+        start = wanted.image + (wanted.iw + left * a.col_step) * a.source.col
         for plane in range(a.ic_blocks * levels):
-            block, level = plane // levels, plane % levels
-            c, count = channel + block * cb, min(cb, a.group_ic - block * cb)
-            head = min(count, s_len - c % s_len)
-            first, second = source_offset(a, c), source_offset(a, c + head)
-            z = depth + level * a.depth_step
+            block, z = plane // levels, first + plane % levels * a.depth_step
             for r in range(rows):
-                out, h = window + plane * w_block + r * row_bytes, ih + r * a.row_step
-                if is_padding(a, h, z):
-                    fill_bytes(out, row_bytes, 0)
+                out, h = wanted.window + plane * a.packed_block + r * a.packed_row, ih + r * a.row_step
+                if is_padding(a, h, z) or left == right:
+                    fill_pixels(out, cols, pixel, fill)
                     continue
-                fill_bytes(out, left * chunk, 0)
-                src = image + z * a.depth_bytes + h * a.source.row
-                src += (iw + left * col_step) * s_col
-                dst = out + left * chunk
-                for _ in range(right - left):  # the next pixel overwrites what is moved too much
-                    move_part(dst, src + first, cb, itemsize, head)
-                    if head < count:
-                        move_part(dst + head * itemsize, src + second, cb, itemsize, count - head)
-                    src, dst = src + step, dst + chunk
-                fill_bytes(dst, (cols - right) * chunk, 0)
+                fill_pixels(out, left, pixel, fill)
+                src = start + z * a.depth_bytes + h * a.source.row
+                pack(a, wanted, block, out + left * pixel, src, right - left)
+                fill_pixels(out + right * pixel, cols - right, pixel, fill)
 
     return kernel
 
 
 @jit.unrolled_kernel
-def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
-    """Pack a window of groups that share a vector, as [level][row][column][pitch].
+def pack_channels(how: PixelPacking, width, filled=0):
+    """Pack a window in blocks of `width` channels, which may begin and end anywhere in the source's blocks.
 
-    channels: of these groups; the source has `cb` at a time contiguous. pitch: channels and padding of a pixel. filled:
-    padding is the zero point, of elements of four bytes, and not zeros.
+    Zeros are packed for channels that do not exist. filled: padding is the zero point, and not zeros.
     """
-    pixel = pitch * itemsize
-    pack_line, zero = line_packer(channels, cb, pitch, lanes, itemsize), pixel_filler(pixel, bool(filled))
+    itemsize, pack_pixels = ElementType.of(how.packed).itemsize, pixel_packer(how)
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
-        fill = EpilogueArguments(a.activation).src_fill if filled else 0
-        window, image, channel = wanted.window, wanted.image, wanted.channel
-        depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
-        cols, s_col, s_len = a.window_cols, a.source.col, a.source.length
-        col_step, rows = a.col_step, a.window_rows
-        exist = min(channels, a.ic - channel)
-        left, right = columns_in_bounds(a, iw)
-        # A source's padding is read with the rest, where it has any.
-        at_once = cb == s_len or (cb == channels and (exist == channels or s_len < NO_BLOCK))
-        for line in range(a.depth * rows):
-            level, r = line // rows, line % rows
-            z, h = depth + level * a.depth_step, ih + r * a.row_step
-            out = window + line * a.packed_row
-            if is_padding(a, h, z):
-                zero(out, cols, fill)
-                continue
-            src = image + z * a.depth_bytes + h * a.source.row + (iw + left * col_step) * s_col
-            zero(out, left, fill)
-            dst, count, step = out + left * pixel, right - left, col_step * s_col
-            if at_once:
-                first, last = src + source_offset(a, channel), (exist - 1) // cb
-                pack_line(dst, first, count, step, a.source.block, last)
-            else:
-                # Groups begin and end inside the source's blocks. The next pixel overwrites what is moved too much.
-                src_block, first = a.source.block, src + source_offset(a, channel)
-                start = first - channel % s_len * itemsize
-                for p in range(count):
-                    c, at, size = 0, first + p * step, min(exist, s_len - channel % s_len)
-                    block = start + p * step
-                    while c < exist:
-                        for k in range(0, size, lanes):
-                            to = dst + p * pixel + (c + k) * itemsize
-                            move_part(to, at + k * itemsize, lanes, itemsize, size - k)
-                        c, block = c + size, block + src_block
-                        at, size = block, min(s_len, exist - c)
-            zero(out + right * pixel, cols - right, fill)
+    def pack(a, wanted, block, dst, src, count):
+        first = wanted.channel + block * width
+        pack_pixels(
+            Pixels(
+                src=src,
+                step=a.col_step * a.source.col,
+                block=a.source.block,
+                length=a.source.length,
+                channel=a.source.channel,
+                first=first,
+                channels=min(width, min(wanted.channel + a.group_ic, a.ic) - first),
+                dst=dst,
+                apart=how.lanes * itemsize,
+                width=width,
+                pixels=count,
+            )
+        )
 
-    return kernel
+    return window_packer(width * itemsize, filled, pack)
 
 
 def channel_addresses(a, at, c, last):
@@ -217,29 +178,15 @@ def pack_interleaved(unit, vector_bytes=0):
     """
     interleave = interleaver(unit, vector_bytes)
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
-        fill = EpilogueArguments(a.activation).src_fill if unit == 4 else 0
-        depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
-        cols, row_bytes, step = a.window_cols, a.packed_row, a.col_step * a.source.col
-        left, right = columns_in_bounds(a, iw)
-        start, last = wanted.image + (iw + left * a.col_step) * a.source.col, wanted.channel + a.group_ic - 1
-        for part in range(a.ic_blocks):
-            # Past the last channel, weights are zero: bytes repeat the last channel, floats are zeros.
-            c = wanted.channel + unit * part
-            planes, exists = channel_addresses(a, start, c, last), vector_bytes == 0 or unit == 4 or c <= last
-            for line in range(a.depth * a.window_rows):
-                level, r = line // a.window_rows, line % a.window_rows
-                z, h = depth + level * a.depth_step, ih + r * a.row_step
-                out = wanted.window + (part * a.depth + level) * a.packed_block + r * row_bytes
-                if is_padding(a, h, z) or not exists:
-                    fill_bytes(out, row_bytes, fill)
-                    continue
-                fill_bytes(out, left * 4, fill)
-                fill_bytes(out + right * 4, (cols - right) * 4, fill)
-                interleave(moved(planes, z * a.depth_bytes + h * a.source.row), out + left * 4, right - left, step)
+    def pack(a, wanted, part, dst, src, count):
+        # Past the last channel, weights are zero: bytes repeat the last channel, floats are zeros.
+        c, last = wanted.channel + unit * part, wanted.channel + a.group_ic - 1
+        if vector_bytes == 0 or unit == 4 or c <= last:
+            interleave(channel_addresses(a, src, c, last), dst, count, a.col_step * a.source.col)
+        else:
+            fill_bytes(dst, count * 4, 0)
 
-    return kernel
+    return window_packer(4, unit == 4, pack)
 
 
 @jit.kernel

@@ -6,13 +6,8 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.jit.ir import copy_memory
 from blockconv.kernels.common.copies import fill_bytes
-from blockconv.kernels.common.requantize import EpilogueArguments
-from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import (
-    interleaver,
-    line_packer,
-)
-from blockconv.kernels.conv.packing import channel_addresses, columns_in_bounds, is_padding, source_offset
+from blockconv.kernels.conv.codegen import interleaver, line_packer
+from blockconv.kernels.conv.packing import channel_addresses, source_offset, window_packer
 
 UNIT = 4  # bytes
 
@@ -57,36 +52,22 @@ def pack_units(units, extent, unit, is_float):
     each, pixel, channels, itemsize = max(1, extent), units * UNIT, units * unit, UNIT // unit
     pack_line, pack_end, pack_planes = _lines(units, extent, unit, lanes)
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
-        fill = 0 if is_float else EpilogueArguments(a.activation).src_fill
-        depth, ih, iw, last = wanted.depth, wanted.ih, wanted.iw, wanted.channel + a.group_ic - 1
-        cols, row_bytes, step = a.window_cols, a.packed_row, a.col_step * a.source.col
-        left, right = columns_in_bounds(a, iw)
-        start, spare = wanted.image + (iw + left * a.col_step) * a.source.col, wanted.window + a.panel_bytes
-        spare += lanes * pixel
-        for block in range(a.ic_blocks):
-            channel = wanted.channel + block * channels
-            exist = min(channels, last + 1 - channel)
-            ends = is_float and exist < channels
-            for line in range(a.depth * a.window_rows):
-                level, r = line // a.window_rows, line % a.window_rows
-                z, h = depth + level * a.depth_step, ih + r * a.row_step
-                out = wanted.window + (block * a.depth + level) * a.packed_block + r * row_bytes
-                if is_padding(a, h, z):
-                    fill_bytes(out, row_bytes, fill)
-                    continue
-                src, dst, count = start + z * a.depth_bytes + h * a.source.row, out + left * pixel, right - left
-                if extent == 0:
-                    pack_planes(a, dst, src, channel, last, count, step, spare)
-                elif ends:
-                    pack_end(dst, src + source_offset(a, channel), count, step, a.source.block, exist)
-                else:
-                    at = src + source_offset(a, channel)
-                    pack_line(dst, at, count, step, a.source.block, (exist - 1) // (each * unit))
-                for p in range(count if ends else 0):
-                    fill_bytes(dst + p * pixel + exist * itemsize, pixel - exist * itemsize, 0)
-                fill_bytes(out, left * pixel, fill)
-                fill_bytes(out + right * pixel, (cols - right) * pixel, fill)  # over what was transposed too much
+    def pack(a, wanted, block, dst, src, count):
+        channel, last, step = (
+            wanted.channel + block * channels,
+            wanted.channel + a.group_ic - 1,
+            a.col_step * a.source.col,
+        )
+        exist = min(channels, last + 1 - channel)
+        ends = is_float and exist < channels
+        if extent == 0:
+            pack_planes(a, dst, src, channel, last, count, step, wanted.window + a.panel_bytes + lanes * pixel)
+        elif ends:
+            pack_end(dst, src + source_offset(a, channel), count, step, a.source.block, exist)
+        else:
+            pack_line(dst, src + source_offset(a, channel), count, step, a.source.block, (exist - 1) // (each * unit))
+        for p in range(count if ends else 0):
+            fill_bytes(dst + p * pixel + exist * itemsize, pixel - exist * itemsize, 0)
 
-    return kernel
+    # Padding is written after pixels: over what was transposed too much.
+    return window_packer(pixel, not is_float, pack)

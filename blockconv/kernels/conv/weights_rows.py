@@ -32,6 +32,7 @@ from blockconv.kernels.common.dot import name_of
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
+from blockconv.kernels.common.packed_pixels import packing_of
 from blockconv.kernels.common.request import Reason, Request, are_far
 from blockconv.kernels.conv import weights_kernels as kernels
 from blockconv.kernels.conv.weights_blocking import CHUNK_STEPS, WeightsBlocking, weights_blocking
@@ -94,16 +95,10 @@ def _cost(request: Request, at: WeightsBlocking) -> float:
 
 def _images(request: Request, packed: ElementType, is_input: bool, step: int) -> Images:
     """packed: the type of packed elements. step: columns from one that is packed to the next."""
-    p, type, m = request.problem, request.types.src, request.machine
+    p, type = request.problem, request.types.src
     layout, shape = (request.src, p.src_shape) if is_input else (request.dst, p.dst_shape)
-    strides = geometry(layout, shape, type.itemsize)
-    contiguous = 1 if strides.channel == type.itemsize and strides.length > 1 else 0
-    if strides.length == 1 and strides.col == type.itemsize and step <= 2:
-        contiguous = 1 + step
-    lanes = m.lanes(request.types.acc.itemsize)
-    # Vectors are made of blocks, where these are smaller.
-    unit = strides.length if contiguous == 1 and 1 < strides.length < lanes and lanes % strides.length == 0 else 0
-    pack = pack_channels(type.code, packed.code, lanes, contiguous, unit)
+    strides, lanes = geometry(layout, shape, type.itemsize), request.machine.lanes(request.types.acc.itemsize)
+    pack = pack_channels(packing_of(strides, type, packed, lanes, step))
     return Images(first=INPUT if is_input else GRAD, strides=strides, pack=pack.address)
 
 

@@ -1,99 +1,13 @@
-"""Matrices that are packed as a tile reads them, and softmax over rows of scores, as vector code."""
+"""AttentionSpec over rows of scores, as vector code."""
 
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, counted, emitted, transpose
+from blockconv.jit.ir import const, counted, emitted
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
-
-
-class Matrix(NamedTuple):
-    """A matrix in memory, whose columns are contiguous, and where it goes.
-
-    src, dst: addresses.
-    rows, columns: how many exist.
-    stride: from a row to the next, in bytes.
-    dst_row: from a packed row to the next, in bytes; packed rows are the matrix's, or its columns where it is turned.
-    dst_block: from a vector of such a row to the next, in bytes.
-    blocks: vectors of a packed row. Elements that do not exist are zeros.
-    """
-
-    src: int
-    dst: int
-    rows: int
-    columns: int
-    stride: int
-    dst_row: int
-    dst_block: int
-    blocks: int
-
-
-def matrix_packer(element: ElementType, lanes: int, turned: bool):
-    """Code that packs a `Matrix`, or its transpose, in the type that is computed with."""
-    return _turned(element, lanes) if turned else _straight(element, lanes)
-
-
-def _straight(element: ElementType, lanes: int):
-    @emitted
-    def pack(builder, x: Matrix) -> None:
-        v = Floats(builder, element, lanes)
-        with counted(builder, x.rows) as row, counted(builder, x.blocks) as block:
-            src, dst = (at + row * by for at, by in ((x.src, x.stride), (x.dst, x.dst_row)))
-            first = block * lanes
-            at, left = src + first * v.itemsize, x.columns - first
-            to = dst + block * x.dst_block
-            with builder.if_else(left >= lanes, likely=True) as (whole, part):
-                with whole:
-                    v.computed.store(v.load(at), to)
-                with part:  # an address that is masked off is the row's own, as one behind the array takes long
-                    at = builder.select(left > 0, at, src)
-                    v.computed.store(v.load(at, v.below(left)), to)
-
-    return pack
-
-
-def _turned(element: ElementType, lanes: int):
-    @emitted
-    def pack(builder, x: Matrix) -> None:
-        """Squares of as many rows and columns as a vector has lanes, transposed in registers."""
-        v = Floats(builder, element, lanes)
-        squares = builder.sdiv(x.columns + (lanes - 1), const(lanes))
-
-        def square(src, dst, rows: Any | None, columns) -> None:
-            """rows, columns: how many exist; rows is None where all of both do."""
-            loaded = []
-            for k in range(lanes):
-                at = src + k * x.stride
-                if rows is None:
-                    loaded.append(v.load(at))
-                    continue
-                exists = k < rows
-                count = builder.select(exists, columns, const(0))
-                loaded.append(v.load(builder.select(exists, at, x.src), v.below(count)))
-            for k, value in enumerate(transpose(builder, loaded, lanes, lanes)):
-                at = dst + k * x.dst_row
-                if rows is None:
-                    v.computed.store(value, at)
-                else:
-                    with builder.if_then(k < columns):
-                        v.computed.store(value, at)
-
-        with counted(builder, x.blocks) as block, counted(builder, squares) as part:
-            row, column = (k * lanes for k in (block, part))
-            rows, columns = x.rows - row, x.columns - column
-            src = x.src + row * x.stride + column * v.itemsize
-            dst = x.dst + (column * x.dst_row + block * x.dst_block)
-            is_whole = builder.and_(*(size >= lanes for size in (rows, columns)))
-            with builder.if_else(is_whole, likely=True) as (whole, rest):
-                with whole:
-                    square(src, dst, None, columns)
-                with rest:
-                    square(src, dst, rows, columns)
-
-    return pack
 
 
 class AttentionSpec(NamedTuple):

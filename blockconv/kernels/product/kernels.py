@@ -7,8 +7,9 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import as_float64, call_kernel, fill_memory, load_i64
 from blockconv.kernels.common.operands import Operands
+from blockconv.kernels.common.packed_pixels import matrix_packer
 from blockconv.kernels.common.tile_record import ReductionWords, TileRecord
-from blockconv.kernels.product.codegen import AttentionSpec, Matrix, Scores, matrix_packer, softmax_of_scores
+from blockconv.kernels.product.codegen import AttentionSpec, Scores, softmax_of_scores
 from blockconv.kernels.product.codegen_few import FewRows, multiply_few_rows, store_few_rows
 
 
@@ -18,9 +19,9 @@ class PanelArgs(Arguments):
     src = word("the first element of all", "address")
     dst = word("the first panel", "address")
     matrices = word("a table: from `src` to each matrix", "address")
-    rows = word("of a matrix, its columns contiguous")
-    columns = word("likewise")
-    stride = word("from one of its rows to the next", "bytes")
+    depth = word("rows of a matrix")
+    columns = word("columns of a matrix")
+    stride = word("from one of its rows to the next, or where these are contiguous, of its columns", "bytes")
     panels = word("of a matrix")
     panel = word("from the source of a panel to that of the next", "bytes")
     panel_bytes = word("of a packed panel", "bytes")
@@ -29,30 +30,18 @@ class PanelArgs(Arguments):
 @jit.kernel
 def pack_panels(element, lanes, vectors, turned):
     """A task is a panel. turned: the columns of panels are the rows of matrices in memory."""
-    kind = ElementType.of(element)
-    pack, held, width = matrix_packer(kind, lanes, bool(turned)), kind.computed.itemsize, lanes * vectors
+    pack, held, width = (
+        matrix_packer(element, lanes, turned),
+        ElementType.of(element).computed.itemsize,
+        lanes * vectors,
+    )
 
     def kernel(args, first, last, scratch):
         a = PanelArgs(args)
         for task in range(first, last):
             matrix, panel = task // a.panels, task % a.panels
-            rows, columns = a.rows, a.columns
-            if turned:
-                rows = min(width, rows - panel * width)
-            else:
-                columns = min(width, columns - panel * width)
-            pack(
-                Matrix(
-                    src=a.src + load_i64(a.matrices, matrix) + panel * a.panel,
-                    dst=a.dst + task * a.panel_bytes,
-                    rows=rows,
-                    columns=columns,
-                    stride=a.stride,
-                    dst_row=width * held,
-                    dst_block=lanes * held,
-                    blocks=vectors,
-                )
-            )
+            src, dst = a.src + load_i64(a.matrices, matrix) + panel * a.panel, a.dst + task * a.panel_bytes
+            pack(src, a.stride, dst, lanes * held, width, a.depth, min(width, a.columns - panel * width))
 
     return kernel
 
@@ -180,23 +169,10 @@ def multiply_rows(p, run, table, x, first, last):
 
 def _row_packer(element: int, lanes: int, turned: bool):
     """pack(r, src, dst, count): pack so many rows, where `r` is the `RowWords`."""
-    kind = ElementType.of(element)
-    pack, row_bytes = matrix_packer(kind, lanes, turned), lanes * kind.computed.itemsize
+    pack = matrix_packer(element, lanes, turned)
 
     def packed(r, src, dst, count):
-        rows, columns = (r.depth, count) if turned else (count, r.depth)
-        pack(
-            Matrix(
-                src=src,
-                dst=dst,
-                rows=rows,
-                columns=columns,
-                stride=r.stride,
-                dst_row=row_bytes,
-                dst_block=r.block_bytes,
-                blocks=r.blocks,
-            )
-        )
+        pack(src, r.stride, dst, r.block_bytes, r.blocks * lanes, count, r.depth)
 
     return packed
 

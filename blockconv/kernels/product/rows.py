@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blockconv.core.checks import Shape
 from blockconv.core.layout import row_major
 from blockconv.core.product_problem import AttentionProblem
 from blockconv.core.types import FLOATS, ElementType, element
@@ -104,8 +105,8 @@ def panels_op(request: Request, x: Product, own: Matrices, src: Buffer, dst: Buf
         src=src,
         dst=dst,
         matrices=OWN_TABLE,
-        rows=x.columns if turned else x.depth,
-        columns=x.depth if turned else x.columns,
+        depth=x.depth,
+        columns=x.columns,
         stride=stride,
         panels=x.panels,
         panel=x.width * (stride if turned else kind.itemsize),
@@ -177,7 +178,8 @@ class _Cut:
     def __init__(self, request: Request) -> None:
         self.request, p, kind = request, request.problem, request.types.src
         batch, rows, columns = p.size
-        self.how, scores, right, mask = AttentionSpec(), p, [(p.b, p.orders[1])], (1, 1)
+        self.how, scores, right = AttentionSpec(), p, [(p.b, p.orders[1])]
+        mask: Shape = (1, 1)
         if isinstance(p, AttentionProblem):
             self.how = AttentionSpec(1, p.mask is not None, p.causal, p.zero_rows)
             scores, right = p.scores, [*right, (p.c, p.orders[2])]

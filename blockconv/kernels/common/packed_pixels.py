@@ -1,0 +1,274 @@
+"""Pixels whose channels become neighbours, from any memory order: packed as [pixel][channel], zeros after the last.
+
+Floats may change their type on the way. Contiguous channels are moved as vectors, planes of contiguous pixels are
+transposed in registers, and other elements are moved one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import const, counted, emitted, shuffle, store_bits, transpose
+from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
+from blockconv.kernels.common.vectors import Vectors
+
+TOGETHER = 4  # vectors of a pixel that are moved at once
+
+
+class PixelPacking(NamedTuple):
+    """The parameters of code that packs pixels.
+
+    src, packed: codes of the element types; equal ones are moved as bits.
+    lanes: of a vector.
+    contiguous: 1: channels of a pixel, or of a block of them, are contiguous; 2: pixels of a row are; 3: they are, and
+        every second one is packed; 0: neither.
+    unit: channels of a block, where several blocks make a vector; else 0.
+    """
+
+    src: int
+    packed: int
+    lanes: int
+    contiguous: int
+    unit: int = 0
+
+
+class Pixels(NamedTuple):
+    """Pixels, at even distances, that are packed; strides in bytes.
+
+    src, step: the address of the first pixel's channel 0; from a pixel to the next.
+    block, length, channel: the strides of channels, as in `Geometry`.
+    first, channels: the first channel that is packed, and how many exist from there on.
+    dst, apart: where they go; from a vector of a packed pixel to the next.
+    width: channels of a packed pixel.
+    pixels: how many there are.
+    """
+
+    src: int
+    step: int
+    block: int
+    length: int
+    channel: int
+    first: int
+    channels: int
+    dst: int
+    apart: int
+    width: int
+    pixels: int
+
+
+def packing_of(strides: Geometry, src: ElementType, packed: ElementType, lanes: int, step: int) -> PixelPacking:
+    """The packing of an array with these strides. step: columns from a packed pixel to the next."""
+    contiguous = int(strides.channel == src.itemsize and strides.length > 1)
+    if strides.length == 1 and strides.col == src.itemsize and step <= 2:
+        contiguous = 1 + step
+    # Vectors are made of blocks, where these are smaller.
+    joins = contiguous == 1 and strides.length < lanes and lanes % strides.length == 0
+    return PixelPacking(src.code, packed.code, lanes, contiguous, strides.length if joins else 0)
+
+
+def _channel(x, c):
+    """The address of a channel of the first pixel."""
+    return x.src + c // x.length * x.block + c % x.length * x.channel
+
+
+def pixel_packer(how: PixelPacking):
+    """pack(pixels): code that packs `Pixels`. Where vectors of a pixel are not neighbours, its channels have no blocks.
+
+    The packed pixels of a vector follow one another.
+    """
+    return (_one_by_one, _by_channels, _by_planes, _by_planes)[how.contiguous](how)
+
+
+def matrix_packer(element: int, lanes: int, turned):
+    """pack(src, stride, dst, apart, width, rows, columns): packs rows of `width` elements, as they are computed with.
+
+    turned: the elements of a column are contiguous, and not of a row. stride: from a row to the next, or then from a
+    column to the next, in bytes. apart: from a vector of a packed row to the next. rows, columns: that exist.
+    """
+    kind = ElementType.of(element)
+    pack = pixel_packer(PixelPacking(element, kind.computed.code, lanes, 2 if turned else 1))
+
+    def packed(src, stride, dst, apart, width, rows, columns):
+        step, block, length = (kind.itemsize, stride, 1) if turned else (stride, 0, NO_BLOCK)
+        pack(Pixels(src, step, block, length, kind.itemsize, 0, columns, dst, apart, width, rows))
+
+    return packed
+
+
+def _by_channels(how: PixelPacking):
+    lanes, unit = how.lanes, how.unit
+    src_bytes, itemsize = ElementType.of(how.src).itemsize, ElementType.of(how.packed).itemsize
+    whole, several, part, join_blocks = _vector_mover(how), _vector_mover(how, TOGETHER), _mover(how), _joiner(how)
+
+    def pack(x):
+        pixel = x.width * itemsize if x.apart == lanes * itemsize else lanes * itemsize
+        has_gaps = x.channels < x.width or x.first % x.length + x.channels > x.length
+        if not has_gaps and x.step == x.channels * src_bytes and x.apart == lanes * itemsize:  # pixels follow too
+            at, end = _channel(x, x.first), x.pixels * x.channels
+            for k in range(0, end // lanes * lanes, lanes):
+                whole(x.dst + k * itemsize, 0, at + k * src_bytes)
+            if end % lanes:
+                k = end // lanes * lanes
+                part(x.dst + k * itemsize, at + k * src_bytes, end - k, end - k, at)
+            return
+        c = 0
+        while unit and x.first % unit == 0 and c + lanes <= x.channels:
+            join_blocks(x.dst + c // lanes * x.apart, pixel, _channel(x, x.first + c), x.block, x.step, x.pixels)
+            c += lanes
+        while c < x.channels:
+            first = x.first + c
+            count = min(x.channels - c, x.length - first % x.length)
+            # Zeros follow the last channel that exists.
+            stored = x.width - c if c + count == x.channels else count
+            at, to, k = _channel(x, first), x.dst + c * itemsize, 0
+            while k + lanes <= count:
+                if k + TOGETHER * lanes <= count:
+                    for p in range(x.pixels):
+                        several(to + p * pixel + k // lanes * x.apart, x.apart, at + p * x.step + k * src_bytes)
+                    k += TOGETHER * lanes
+                else:
+                    for p in range(x.pixels):
+                        whole(to + p * pixel + k // lanes * x.apart, 0, at + p * x.step + k * src_bytes)
+                    k += lanes
+            for p in range(x.pixels if stored > k else 0):
+                for j in range(k, stored, lanes):
+                    src = at + p * x.step
+                    part(to + p * pixel + j // lanes * x.apart, src + j * src_bytes, count - j, stored - j, src)
+            c += count
+
+    return pack
+
+
+def _by_planes(how: PixelPacking):
+    lanes, src_bytes, itemsize = how.lanes, ElementType.of(how.src).itemsize, ElementType.of(how.packed).itemsize
+    each = how.contiguous - 1
+    square, rest = _transposer(how, each), _one_by_one(how)
+
+    def pack(x):
+        if x.step != each * src_bytes:
+            rest(x)
+            return
+        pixel = x.width * itemsize if x.apart == lanes * itemsize else lanes * itemsize
+        for k in range(0, x.width, lanes):
+            at, to = x.src + (x.first + k) * x.block, x.dst + k // lanes * x.apart
+            for p in range(0, x.pixels, lanes):
+                square(to + p * pixel, pixel, at + p * x.step, x.block, x.pixels - p, x.channels - k, x.width - k)
+
+    return pack
+
+
+def _one_by_one(how: PixelPacking):
+    itemsize, one = ElementType.of(how.packed).itemsize, _vector_mover(how._replace(lanes=1))
+
+    def pack(x):
+        pixel = x.width * itemsize
+        for k in range(x.width):
+            at, to = _channel(x, x.first + k), x.dst + k * itemsize
+            for p in range(x.pixels):
+                if k < x.channels:
+                    one(to + p * pixel, 0, at + p * x.step)
+                else:
+                    store_bits(to + p * pixel, 0, itemsize)
+
+    return pack
+
+
+def _held_and_packed(builder, how: PixelPacking) -> tuple[Vectors, Vectors]:
+    """Code for elements in memory, and for packed ones: floats of the type of computation, or the same bits."""
+    held = ElementType.of(how.src)
+    if how.packed == how.src:
+        return Vectors(builder, held, how.lanes), Vectors(builder, held, how.lanes)
+    floats = Floats(builder, held, how.lanes)
+    return floats, floats.computed
+
+
+def _joiner(how: PixelPacking):
+    """join_blocks(dst, pixel, src, block, step, count): a vector of each of `count` pixels, of blocks of channels.
+
+    pixel, step: bytes from a pixel to the next in the destination, and in the source. block: from a block to the next.
+    """
+
+    @emitted
+    def join_blocks(builder, dst, pixel, src, block, step, count) -> None:
+        b, (v, to) = builder, _held_and_packed(builder, how)
+        with counted(b, count if how.unit else const(0)) as loop:
+            at = src + loop * step
+            to.store(v.load_parts(at, max(1, how.unit), block), dst + loop * pixel)
+
+    return join_blocks
+
+
+def _vector_mover(how: PixelPacking, count: int = 1):
+    """move(dst, apart, src): so many vectors, all of whose lanes exist."""
+
+    @emitted
+    def move(builder, dst, apart, src) -> None:
+        v, to = _held_and_packed(builder, how)
+        values = [v.load(src + k * v.bytes) for k in range(count)]
+        for k, value in enumerate(values):
+            to.store(value, dst + k * apart if k else dst)
+
+    return move
+
+
+def _mover(how: PixelPacking):
+    """move(dst, src, count, stored, pixel): a vector whose `count` lanes exist. `stored` are stored, others as zero.
+
+    pixel: an address of the array, which stands for one whose lanes are all masked off: behind the array it takes long.
+    """
+
+    @emitted
+    def move(builder, dst, src, count, stored, pixel) -> None:
+        b, (v, to) = builder, _held_and_packed(builder, how)
+        with b.if_else(count >= how.lanes) as (all_lanes, some):
+            with all_lanes:
+                to.store(v.load(src), dst)
+            with some:
+                to.store_below(v.load(b.select(count > 0, src, pixel), to.below(count)), dst, stored)
+
+    return move
+
+
+def _transposer(how: PixelPacking, each: int):
+    """transpose_square(dst, pixel, src, plane, pixels, channels, stored): planes of pixels to pixels of channels.
+
+    each: 1, or 2 for every second pixel; nothing past the last is read. pixel, plane: bytes from a pixel to the next in
+    the destination, from a channel to the next in the source. pixels, channels: that exist, of a vector's lanes.
+    stored: channels that are stored, as zero where they do not exist.
+    """
+    lanes = how.lanes
+
+    @emitted
+    def transpose_square(builder, dst, pixel, src, plane, pixels, channels, stored) -> None:
+        b, (v, to) = builder, _held_and_packed(builder, how)
+        is_whole = (pixels >= lanes) & (channels >= lanes)
+
+        def loaded(at, count: Any | None):
+            """So many pixels of a plane, a vector, or all of its lanes."""
+            if each == 1:
+                return v.load(at, None if count is None else to.below(count))
+            later = at + (lanes - 1) * v.itemsize  # the second vector begins with the first one's end
+            if count is None:
+                both = v.load(at), v.load(later)
+            else:
+                reach = each * count - 1
+                both = v.load(at, to.below(reach)), v.load(later, to.below(reach - (lanes - 1)))
+            return shuffle(b, *both, [*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2)])
+
+        def limited(index: int, count, limit):
+            return b.select(index < count, limit, const(0))
+
+        with b.if_else(is_whole, likely=True) as (all_lanes, some):
+            with all_lanes:
+                planes = [loaded(src + k * plane, None) for k in range(lanes)]
+                for p, value in enumerate(transpose(b, planes, lanes, lanes)):
+                    to.store(value, dst + p * pixel)
+            with some:
+                rows = [b.select(k < channels, src + k * plane, src) for k in range(lanes)]
+                planes = [loaded(at, limited(k, channels, pixels)) for k, at in enumerate(rows)]
+                for p, value in enumerate(transpose(b, planes, lanes, lanes)):
+                    to.store_below(value, dst + p * pixel, limited(p, pixels, stored))
+
+    return transpose_square
