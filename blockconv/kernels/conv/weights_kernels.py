@@ -114,17 +114,6 @@ class WeightsArguments(ConvSizes):
     runs = word("contiguous runs of an output channel's weights of a task", "runs")
     run_weights = word("weights of a run", "weights")
     runs_at = word("from `offsets` to those of runs in the gradient, and of each weight's sums, in bytes", "bytes")
-    finish = word("what moves sums to the gradient, by these arguments and a `FinishRecord`", "address of a kernel")
-
-
-class FinishRecord(Arguments):
-    """Sums of a block of output channels that are moved to where they belong."""
-
-    sums = word("their sums", "address")
-    bias = word("those of the bias; 0: none", "address")
-    group = word("their group", "groups")
-    channel = word("their first input channel", "channels")
-    ocb = word("which block they are", "blocks")
 
 
 # ---------------------------------------------------------------- tiles
@@ -240,11 +229,6 @@ def _read_chunk(a, chunk, number):
     chunk.rows, chunk.cols = min(a.chunk_rows, a.oh - h), min(a.chunk_cols, a.ow - w)
 
 
-def _write_strides(pack, strides):
-    pack.strides.block, pack.strides.length, pack.strides.channel = strides.block, strides.length, strides.channel
-    pack.strides.row, pack.strides.col = strides.row, strides.col
-
-
 def _steps_of(a, cols):
     """Steps of the reduction of so many pixels of a row."""
     return (cols + a.step_pixels - 1) // a.step_pixels
@@ -255,8 +239,7 @@ def _pack_window(a, pack, chunk, window, channel):
 
     With pairs, each column is the first of a pair. The last pixel of a row may have no second pixel.
     """
-    _write_strides(pack, a.src.strides)
-    pack.channel, pack.width = channel, a.packed_ic
+    pack.strides, pack.channel, pack.width = a.src.strides.address, channel, a.packed_ic
     pack.channels = min(a.packed_ic, a.all_ic - channel)
     pack.ih, pack.iw = chunk.h * a.sh - a.ph, chunk.w * a.sw - a.pw
     pack.rows = (chunk.rows - 1) * a.row_unit + a.row_reach
@@ -273,8 +256,8 @@ def _pack_window(a, pack, chunk, window, channel):
 
 def _pack_panel(a, pack, chunk, panel, channel, channels):
     """Pack a chunk's pixels of the gradient, of a block of output channels, as [pixel][channel]."""
-    _write_strides(pack, a.grad.strides)
-    pack.channel, pack.channels, pack.width = channel, min(channels, a.panel_width), a.panel_width
+    pack.strides, pack.channel = a.grad.strides.address, channel
+    pack.channels, pack.width = min(channels, a.panel_width), a.panel_width
     pack.ih, pack.iw, pack.rows, pack.cols = chunk.h, chunk.w, chunk.rows, chunk.cols
     pack.row_step, pack.col_step = 1, 1
     pack.row_bytes = _steps_of(a, chunk.cols) * a.panel_width * a.itemsize
@@ -305,21 +288,15 @@ def _reduce(a, run, window, sums):
         h += a.tap_rows
 
 
-def _finish(a, record, sums, group, icb, ocb, bias):
-    wanted = FinishRecord(record)
-    wanted.sums, wanted.group, wanted.ocb, wanted.bias = sums, group, ocb, bias
-    wanted.channel = min(icb * a.cb, a.ic - a.cb)
-    call_kernel(a.finish, a.address, record, 0, 0)
-
-
 def _end_ocb(a, group, oc_task):
     """Past the last block of output channels of a task; the last group may have fewer."""
     return min(a.ocbs * (oc_task + 1) // a.oc_tasks, (a.all_oc - group * a.oc + a.width - 1) // a.width)
 
 
 @jit.kernel
-def weights_tiles(itemsize):
-    """The loop over tasks, chunks of pixels and tiles, with `WeightsArguments`. itemsize: of a sum."""
+def weights_tiles(acc, dst, lanes):
+    """The loop over tasks, chunks of pixels and tiles, with `WeightsArguments`; see `_finisher`."""
+    itemsize, finish = ElementType.of(acc).itemsize, _finisher(acc, dst, lanes)
 
     def kernel(args, first, last, scratch):
         a = WeightsArguments(args)
@@ -369,7 +346,7 @@ def weights_tiles(itemsize):
                 for ocb in range(first_ocb, end_ocb):
                     k = ocb - first_ocb
                     bias = sums + a.bias_at + k * (a.width * a.itemsize) if has_bias else 0
-                    _finish(a, pack.address, sums + k * block_bytes, group, icb, ocb, bias)
+                    finish(a, _Block(group, icb, ocb), sums + k * block_bytes, bias)
 
     return kernel
 
@@ -377,37 +354,40 @@ def weights_tiles(itemsize):
 # ---------------------------------------------------------------- sums, once they are complete
 
 
-@jit.kernel
-def finish_sums(acc, dst, lanes):
-    """Move the sums of a block of output channels to the gradient, as a `FinishRecord` says.
+class _Block(NamedTuple):
+    """Output channels of a task whose sums are complete: their group, its block of input channels, their own block."""
+
+    group: int
+    icb: int
+    ocb: int
+
+
+def _finisher(acc: int, dst: int, lanes: int):
+    """finish(a, block, sums, bias): moves the sums of a block of output channels to the gradient. bias: 0: none.
 
     acc, dst: codes of the types. lanes: of a vector. Weights of an output channel are in contiguous runs. Vectors of
     output channels of neighbouring weights are transposed.
     """
     itemsize, dst_bytes = ElementType.of(acc).itemsize, ElementType.of(dst).itemsize
-    transposed, one = (
-        _gatherer(ElementType.of(acc), ElementType.of(dst), lanes),
-        _gatherer(ElementType.of(acc), ElementType.of(dst), 1),
-    )
+    transposed, one = (_gatherer(ElementType.of(acc), ElementType.of(dst), count) for count in (lanes, 1))
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, f = WeightsArguments(args), FinishRecord(record)
-        first, run = f.ocb * a.width, a.run_weights
-        to = a.dst + f.group * a.dst_group + first * a.dst_o + f.channel * a.dst_i
-        valid = min(a.width, min(a.oc, a.all_oc - f.group * a.oc) - first)
+    def finish(a, of, sums, bias):
+        first, run = of.ocb * a.width, a.run_weights
+        to = a.dst + of.group * a.dst_group + first * a.dst_o + min(of.icb * a.cb, a.ic - a.cb) * a.dst_i
+        valid = min(a.width, min(a.oc, a.all_oc - of.group * a.oc) - first)
         for r in range(a.runs):
             at = to + load_i64(a.offsets + a.runs_at, r)
             rows = a.offsets + a.runs_at + 8 * (a.runs + r * run)
             for o in range(0, valid, lanes):
                 for k in range(0, run, lanes):
                     k = max(0, min(k, run - lanes))
-                    of = Weights(at + o * a.dst_o + k * dst_bytes, a.dst_o, f.sums + o * itemsize, rows + 8 * k)
-                    transposed(of, run - k, valid - o)
-        for o in range(valid if f.bias else 0):
-            at = a.dst_bias + (f.group * a.oc + first + o) * dst_bytes
-            one(Weights(at, 0, f.bias + o * itemsize, a.offsets + 8 * a.offset_count), 1, 1)
+                    weights = Weights(at + o * a.dst_o + k * dst_bytes, a.dst_o, sums + o * itemsize, rows + 8 * k)
+                    transposed(weights, run - k, valid - o)
+        for o in range(valid if bias else 0):
+            at = a.dst_bias + (of.group * a.oc + first + o) * dst_bytes
+            one(Weights(at, 0, bias + o * itemsize, a.offsets + 8 * a.offset_count), 1, 1)
 
-    return kernel
+    return finish
 
 
 class Weights(NamedTuple):
@@ -450,10 +430,10 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
 
 
 @jit.kernel
-def add_splits(acc, lanes):
+def add_splits(acc, dst, lanes):
     """Add the sums of all splits, in their order, and move them to the gradient. A task is a block of output channels
-    of a task of `weights_tiles`. acc: the code of the type. lanes: of a vector."""
-    held = ElementType.of(acc)
+    of a task of `weights_tiles`; see `_finisher`."""
+    held, finish = ElementType.of(acc), _finisher(acc, dst, lanes)
     itemsize = held.itemsize
 
     @emitted
@@ -485,7 +465,7 @@ def add_splits(acc, lanes):
                 add(sums, sums + s * split, block_bytes)
                 if bias:
                     add(bias, bias + s * split, line)
-            _finish(a, scratch, sums, group, icb, ocb, bias)
+            finish(a, _Block(group, icb, ocb), sums, bias)
 
     return kernel
 

@@ -1,8 +1,8 @@
-"""PixelPacking of pixels for the gradient of a convolution's weights; see `blockconv.kernels.conv.weights_kernels`."""
+"""Packing of pixels for the gradient of a convolution's weights; see `blockconv.kernels.conv.weights_kernels`."""
 
 from blockconv import jit
 from blockconv.core.types import ElementType, element
-from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import const, emitted, fill_memory
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.packed_pixels import PixelPacking, Pixels, pixel_packer
@@ -17,7 +17,7 @@ class PackRecord(Arguments):
 
     dst = word("where they go", "address")
     image = word("the image", "address")
-    strides = group(Geometry, "the image's strides")
+    strides = word("the image's strides", "address of a `Geometry`")
     channel = word("the first channel", "channels")
     channels = word("channels that exist", "channels")
     width = word("channels of a packed pixel", "channels")
@@ -44,10 +44,11 @@ def pack_channels(how: PixelPacking):
 
     def kernel(record, unused_first, unused_last, unused_scratch):
         a = PackRecord(record)
+        strides = Geometry(a.strides)
         rows, cols, ih, iw, height, length = a.rows, a.cols, a.ih, a.iw, a.height, a.length
         step, pixel = a.col_step, a.width * itemsize
         is_whole = iw == 0 and cols == length and ih >= 0 and ih + rows <= height and step == a.row_step == 1
-        if not in_pairs and is_whole and a.strides.row == cols * a.strides.col and a.row_bytes == cols * pixel:
+        if not in_pairs and is_whole and strides.row == cols * strides.col and a.row_bytes == cols * pixel:
             # Rows that follow one another, in the image and packed, are one.
             rows, cols, ih, iw, height, length = 1, rows * cols, 0, ih * cols, 1, height * length
         left = min(cols, max(0, (-iw + step - 1) // step))
@@ -63,11 +64,11 @@ def pack_channels(how: PixelPacking):
             fill_memory(dst + right * pixel, (cols - right) * pixel, 0)
             pack_row(
                 Pixels(
-                    src=a.image + h * a.strides.row + (iw + left * step) * a.strides.col,
-                    step=step * a.strides.col,
-                    block=a.strides.block,
-                    length=a.strides.length,
-                    channel=a.strides.channel,
+                    src=a.image + h * strides.row + (iw + left * step) * strides.col,
+                    step=step * strides.col,
+                    block=strides.block,
+                    length=strides.length,
+                    channel=strides.channel,
                     first=a.channel,
                     channels=a.channels,
                     dst=dst + left * pixel,

@@ -104,7 +104,6 @@ def _images(request: Request, packed: ElementType, is_input: bool, step: int) ->
 
 def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> list[Launch]:
     p, types = request.problem, request.types
-    size, code = types.acc.itemsize, types.acc.code
     axes = {axis.dim: axis.stride * types.dst.itemsize for axis in weights.axes(p.wei_shape)}
     window, memory, (runs, rows) = _window_words(request, at), _memory_words(request, at), _runs(request, at, axes)
     in_pairs = at.dot.channels > 1
@@ -135,14 +134,13 @@ def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool
         runs=len(runs),
         run_weights=len(rows) // len(runs),
         runs_at=16 * len(whole),
-        finish=kernels.finish_sums(code, types.dst.code, at.lanes).address,
     )
     scratch, tasks = memory["record_at"] + kernels.RECORDS, _tasks(request, at)
     table = np.array([*whole, *[0] * len(whole), *runs, *rows, *cut, *[0] * len(whole)], np.int64)
-    launches = [Launch(kernels.weights_tiles(size), args, tasks, 1, scratch, table)]
+    how = types.acc.code, types.dst.code, at.lanes
+    launches = [Launch(kernels.weights_tiles(*how), args, tasks, 1, scratch, table)]
     if at.splits > 1:
-        lanes = request.machine.lanes(size)
-        launches.append(Launch(kernels.add_splits(code, lanes), args, tasks // at.splits * at.task_ocbs, 1, 256, table))
+        launches.append(Launch(kernels.add_splits(*how), args, tasks // at.splits * at.task_ocbs, 1, 0, table))
     return launches
 
 
