@@ -77,15 +77,14 @@ def fill_bytes(dst, size, fill):
         store_bits(dst + at, fill, 1)
 
 
-def fill_pixels(dst, pixels, size, fill, sizes=(16, 32, 64)):
+def fill_pixels(dst, pixels, size, fill):
     """Fill `size` bytes of each of so many pixels that are neighbours, as `fill_bytes` does."""
-    if not sizes:
+    width = min(64, size & -size)
+    if width < 16:
         fill_bytes(dst, pixels * size, fill)
-    elif size == sizes[0]:
-        for k in range(pixels):
-            store_repeated(dst + sizes[0] * k, fill, sizes[0])
     else:
-        fill_pixels(dst, pixels, size, fill, sizes[1:])
+        for at in range(0, pixels * size, width):
+            store_repeated(dst + at, fill, width)
 
 
 class FillArgs(Arguments):

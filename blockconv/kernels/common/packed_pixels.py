@@ -37,9 +37,10 @@ class PixelPacking(NamedTuple):
 class Pixels(NamedTuple):
     """Pixels, at even distances, that are packed; strides in bytes.
 
-    src, step: the address of the first pixel's channel 0; from a pixel to the next.
+    src, step: the address of the first pixel's first channel; from a pixel to the next.
     block, length, channel: the strides of channels, as in `Geometry`.
-    first, channels: the first channel that is packed, and how many exist from there on.
+    inside: the first channel's number in its block.
+    channels: how many exist from there on.
     dst, apart: where they go; from a vector of a packed pixel to the next.
     width: channels of a packed pixel.
     pixels: how many there are.
@@ -50,7 +51,7 @@ class Pixels(NamedTuple):
     block: int
     length: int
     channel: int
-    first: int
+    inside: int
     channels: int
     dst: int
     apart: int
@@ -66,11 +67,6 @@ def packing_of(strides: Geometry, src: ElementType, packed: ElementType, lanes: 
     # Vectors are made of blocks, where these are smaller.
     joins = contiguous == 1 and strides.length < lanes and lanes % strides.length == 0
     return PixelPacking(src.code, packed.code, lanes, contiguous, strides.length if joins else 0)
-
-
-def _channel(x, c):
-    """The address of a channel of the first pixel."""
-    return x.src + c // x.length * x.block + c % x.length * x.channel
 
 
 def pixel_packer(how: PixelPacking):
@@ -104,39 +100,36 @@ def _by_channels(how: PixelPacking):
 
     def pack(x):
         pixel = x.width * itemsize if x.apart == lanes * itemsize else lanes * itemsize
-        has_gaps = x.channels < x.width or x.first % x.length + x.channels > x.length
+        has_gaps = x.channels < x.width or x.inside + x.channels > x.length
         if not has_gaps and x.step == x.channels * src_bytes and x.apart == lanes * itemsize:  # pixels follow too
-            at, end = _channel(x, x.first), x.pixels * x.channels
-            for k in range(0, end // lanes * lanes, lanes):
-                whole(x.dst + k * itemsize, 0, at + k * src_bytes)
-            if end % lanes:
-                k = end // lanes * lanes
-                part(x.dst + k * itemsize, at + k * src_bytes, end - k, end - k, at)
+            end, k = x.pixels * x.channels, 0
+            while k + lanes <= end:
+                whole(x.dst + k * itemsize, 0, x.src + k * src_bytes)
+                k += lanes
+            if k < end:
+                part(x.dst + k * itemsize, x.src + k * src_bytes, end - k, end - k, x.src)
             return
-        c = 0
-        while unit and x.first % unit == 0 and c + lanes <= x.channels:
-            join_blocks(x.dst + c // lanes * x.apart, pixel, _channel(x, x.first + c), x.block, x.step, x.pixels)
-            c += lanes
+        c, at, to, room = 0, x.src, x.dst, x.length - x.inside
+        while unit and x.inside == 0 and c + lanes <= x.channels:
+            join_blocks(to, pixel, at, x.block, x.step, x.pixels)
+            c, at, to = c + lanes, at + lanes // unit * x.block, to + x.apart
         while c < x.channels:
-            first = x.first + c
-            count = min(x.channels - c, x.length - first % x.length)
+            count, k = min(x.channels - c, room), 0
             # Zeros follow the last channel that exists.
             stored = x.width - c if c + count == x.channels else count
-            at, to, k = _channel(x, first), x.dst + c * itemsize, 0
             while k + lanes <= count:
-                if k + TOGETHER * lanes <= count:
-                    for p in range(x.pixels):
-                        several(to + p * pixel + k // lanes * x.apart, x.apart, at + p * x.step + k * src_bytes)
-                    k += TOGETHER * lanes
-                else:
-                    for p in range(x.pixels):
+                moved = TOGETHER * lanes if k + TOGETHER * lanes <= count else lanes
+                for p in range(x.pixels):
+                    if moved == lanes:
                         whole(to + p * pixel + k // lanes * x.apart, 0, at + p * x.step + k * src_bytes)
-                    k += lanes
+                    else:
+                        several(to + p * pixel + k // lanes * x.apart, x.apart, at + p * x.step + k * src_bytes)
+                k += moved
             for p in range(x.pixels if stored > k else 0):
                 for j in range(k, stored, lanes):
                     src = at + p * x.step
                     part(to + p * pixel + j // lanes * x.apart, src + j * src_bytes, count - j, stored - j, src)
-            c += count
+            c, to, at, room = c + count, to + count * itemsize, at + (room - x.length) * x.channel + x.block, x.length
 
     return pack
 
@@ -152,7 +145,7 @@ def _by_planes(how: PixelPacking):
             return
         pixel = x.width * itemsize if x.apart == lanes * itemsize else lanes * itemsize
         for k in range(0, x.width, lanes):
-            at, to = x.src + (x.first + k) * x.block, x.dst + k // lanes * x.apart
+            at, to = x.src + k * x.block, x.dst + k // lanes * x.apart
             for p in range(0, x.pixels, lanes):
                 square(to + p * pixel, pixel, at + p * x.step, x.block, x.pixels - p, x.channels - k, x.width - k)
 
@@ -163,14 +156,17 @@ def _one_by_one(how: PixelPacking):
     itemsize, one = ElementType.of(how.packed).itemsize, _vector_mover(how._replace(lanes=1))
 
     def pack(x):
-        pixel = x.width * itemsize
+        pixel, at, room = x.width * itemsize, x.src, x.length - x.inside
         for k in range(x.width):
-            at, to = _channel(x, x.first + k), x.dst + k * itemsize
+            to = x.dst + k * itemsize
             for p in range(x.pixels):
                 if k < x.channels:
                     one(to + p * pixel, 0, at + p * x.step)
                 else:
                     store_bits(to + p * pixel, 0, itemsize)
+            at, room = at + x.channel, room - 1
+            if room == 0:
+                at, room = at + x.block - x.length * x.channel, x.length
 
     return pack
 

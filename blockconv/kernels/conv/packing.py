@@ -1,6 +1,8 @@
 """The kernels that pack the windows of convolution by tiles; each is called with the addresses of `TilesArguments` and
 of a `WindowRecord`."""
 
+from typing import NamedTuple
+
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import copy_memory, move, store_bits
@@ -9,7 +11,7 @@ from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.packed_pixels import PixelPacking, Pixels, pixel_packer
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import ChannelAddresses, interleaver, window_converter
+from blockconv.kernels.conv.codegen import ChannelAddresses, interleaver, moved, window_converter
 
 
 def source_offset(a, c):
@@ -104,32 +106,42 @@ def pack_window(cb, itemsize, odd=0):
     return kernel
 
 
-def window_packer(pixel: int, filled, pack):
+def window_packer(pixel: int, filled, begin, pack):
     """A kernel that packs a window as [block][level][row][column], of pixels of so many bytes.
 
-    filled: padding is the zero point, and not zeros. pack(a, wanted, block, dst, src, count): packs a block of channels
-    of a row's `count` pixels that are inside the image. src: the first one's channel 0.
+    filled: padding is the zero point, and not zeros. begin(a, wanted, block): which channels a block has. pack(a,
+    wanted, of, dst, src, count, step): packs them, of a row's `count` pixels that are inside the image. src, step: the
+    first one's channel 0; from a pixel to the next. of: what `begin` returns.
     """
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)
         fill = EpilogueArguments(a.activation).src_fill if filled else 0
         cols, rows, levels, first, ih = a.window_cols, a.window_rows, a.depth, wanted.depth, wanted.ih
+        row_bytes, row_step, src_row, step = a.packed_row, a.row_step, a.source.row, a.col_step * a.source.col
         left, right = columns_in_bounds(a, wanted.iw)
-        start = wanted.image + (wanted.iw + left * a.col_step) * a.source.col
+        start = wanted.image + wanted.iw * a.source.col + left * step
         for plane in range(a.ic_blocks * levels):
-            block, z = plane // levels, first + plane % levels * a.depth_step
+            of, z = begin(a, wanted, plane // levels), first + plane % levels * a.depth_step
             for r in range(rows):
-                out, h = wanted.window + plane * a.packed_block + r * a.packed_row, ih + r * a.row_step
+                out, h = wanted.window + plane * a.packed_block + r * row_bytes, ih + r * row_step
                 if is_padding(a, h, z) or left == right:
                     fill_pixels(out, cols, pixel, fill)
                     continue
                 fill_pixels(out, left, pixel, fill)
-                src = start + z * a.depth_bytes + h * a.source.row
-                pack(a, wanted, block, out + left * pixel, src, right - left)
+                src = start + z * a.depth_bytes + h * src_row
+                pack(a, wanted, of, out + left * pixel, src, right - left, step)
                 fill_pixels(out + right * pixel, cols - right, pixel, fill)
 
     return kernel
+
+
+class _Channels(NamedTuple):
+    """Channels of a block: from channel 0 to the first in bytes, its number in the source's block, how many exist."""
+
+    offset: int
+    inside: int
+    exist: int
 
 
 @jit.unrolled_kernel
@@ -140,17 +152,21 @@ def pack_channels(how: PixelPacking, width, filled=0):
     """
     itemsize, pack_pixels = ElementType.of(how.packed).itemsize, pixel_packer(how)
 
-    def pack(a, wanted, block, dst, src, count):
+    def begin(a, wanted, block):
         first = wanted.channel + block * width
+        exist = min(width, min(wanted.channel + a.group_ic, a.ic) - first)
+        return _Channels(source_offset(a, first), first % a.source.length, exist)
+
+    def pack(a, wanted, of, dst, src, count, step):
         pack_pixels(
             Pixels(
-                src=src,
-                step=a.col_step * a.source.col,
+                src=src + of.offset,
+                step=step,
                 block=a.source.block,
                 length=a.source.length,
                 channel=a.source.channel,
-                first=first,
-                channels=min(width, min(wanted.channel + a.group_ic, a.ic) - first),
+                inside=of.inside,
+                channels=of.exist,
                 dst=dst,
                 apart=how.lanes * itemsize,
                 width=width,
@@ -158,7 +174,7 @@ def pack_channels(how: PixelPacking, width, filled=0):
             )
         )
 
-    return window_packer(width * itemsize, filled, pack)
+    return window_packer(width * itemsize, filled, begin, pack)
 
 
 def channel_addresses(a, at, c, last):
@@ -178,15 +194,17 @@ def pack_interleaved(unit, vector_bytes=0):
     """
     interleave = interleaver(unit, vector_bytes)
 
-    def pack(a, wanted, part, dst, src, count):
+    def begin(a, wanted, part):
+        return channel_addresses(a, 0, wanted.channel + unit * part, wanted.channel + a.group_ic - 1)
+
+    def pack(a, wanted, of, dst, src, count, step):
         # Past the last channel, weights are zero: bytes repeat the last channel, floats are zeros.
-        c, last = wanted.channel + unit * part, wanted.channel + a.group_ic - 1
-        if vector_bytes == 0 or unit == 4 or c <= last:
-            interleave(channel_addresses(a, src, c, last), dst, count, a.col_step * a.source.col)
+        if vector_bytes == 0 or unit == 4 or of.others >= 0:
+            interleave(moved(of, src), dst, count, step)
         else:
             fill_bytes(dst, count * 4, 0)
 
-    return window_packer(4, unit == 4, pack)
+    return window_packer(4, unit == 4, begin, pack)
 
 
 @jit.kernel

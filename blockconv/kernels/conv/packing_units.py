@@ -52,22 +52,22 @@ def pack_units(units, extent, unit, is_float):
     each, pixel, channels, itemsize = max(1, extent), units * UNIT, units * unit, UNIT // unit
     pack_line, pack_end, pack_planes = _lines(units, extent, unit, lanes)
 
-    def pack(a, wanted, block, dst, src, count):
-        channel, last, step = (
-            wanted.channel + block * channels,
-            wanted.channel + a.group_ic - 1,
-            a.col_step * a.source.col,
-        )
+    def begin(a, wanted, block):
+        channel, last = wanted.channel + block * channels, wanted.channel + a.group_ic - 1
+        return channel, last, source_offset(a, channel)
+
+    def pack(a, wanted, of, dst, src, count, step):
+        channel, last, offset = of
         exist = min(channels, last + 1 - channel)
         ends = is_float and exist < channels
         if extent == 0:
             pack_planes(a, dst, src, channel, last, count, step, wanted.window + a.panel_bytes + lanes * pixel)
         elif ends:
-            pack_end(dst, src + source_offset(a, channel), count, step, a.source.block, exist)
+            pack_end(dst, src + offset, count, step, a.source.block, exist)
         else:
-            pack_line(dst, src + source_offset(a, channel), count, step, a.source.block, (exist - 1) // (each * unit))
+            pack_line(dst, src + offset, count, step, a.source.block, (exist - 1) // (each * unit))
         for p in range(count if ends else 0):
             fill_bytes(dst + p * pixel + exist * itemsize, pixel - exist * itemsize, 0)
 
     # Padding is written after pixels: over what was transposed too much.
-    return window_packer(pixel, not is_float, pack)
+    return window_packer(pixel, not is_float, begin, pack)

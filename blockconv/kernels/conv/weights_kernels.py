@@ -217,8 +217,11 @@ class _Chunk(Arguments):
     cols = word("how many")
 
 
-def _image(of, n):
-    return image_at(of.first, n, of.strides)
+def _start(pack, of, channel):
+    """Write which array is packed, and from which channel on; its address in the first image."""
+    strides = of.strides
+    pack.strides, pack.inside = strides.address, channel % strides.length
+    return of.first + channel // strides.length * strides.block + pack.inside * strides.channel
 
 
 def _read_chunk(a, chunk, number):
@@ -239,7 +242,8 @@ def _pack_window(a, pack, chunk, window, channel):
 
     With pairs, each column is the first of a pair. The last pixel of a row may have no second pixel.
     """
-    pack.strides, pack.channel, pack.width = a.src.strides.address, channel, a.packed_ic
+    first = _start(pack, a.src, channel)
+    pack.width = a.packed_ic
     pack.channels = min(a.packed_ic, a.all_ic - channel)
     pack.ih, pack.iw = chunk.h * a.sh - a.ph, chunk.w * a.sw - a.pw
     pack.rows = (chunk.rows - 1) * a.row_unit + a.row_reach
@@ -250,13 +254,13 @@ def _pack_window(a, pack, chunk, window, channel):
     pack.height, pack.length = a.ih, a.iw
     kernel = a.src.pack
     for k in range(chunk.images):
-        pack.dst, pack.image = window + k * a.window_image, _image(a.src, chunk.n + k)
+        pack.dst, pack.image = window + k * a.window_image, image_at(first, chunk.n + k, a.src.strides)
         call_kernel(kernel, pack.address, 0, 0, 0)
 
 
 def _pack_panel(a, pack, chunk, panel, channel, channels):
     """Pack a chunk's pixels of the gradient, of a block of output channels, as [pixel][channel]."""
-    pack.strides, pack.channel = a.grad.strides.address, channel
+    first = _start(pack, a.grad, channel)
     pack.channels, pack.width = min(channels, a.panel_width), a.panel_width
     pack.ih, pack.iw, pack.rows, pack.cols = chunk.h, chunk.w, chunk.rows, chunk.cols
     pack.row_step, pack.col_step = 1, 1
@@ -265,7 +269,7 @@ def _pack_panel(a, pack, chunk, panel, channel, channels):
     pack.height, pack.length = a.oh, a.ow
     kernel = a.grad.pack
     for k in range(chunk.images):
-        pack.dst, pack.image = panel + k * chunk.rows * pack.row_bytes, _image(a.grad, chunk.n + k)
+        pack.dst, pack.image = panel + k * chunk.rows * pack.row_bytes, image_at(first, chunk.n + k, a.grad.strides)
         call_kernel(kernel, pack.address, 0, 0, 0)
 
 

@@ -16,9 +16,9 @@ class PackRecord(Arguments):
     """
 
     dst = word("where they go", "address")
-    image = word("the image", "address")
+    image = word("the image, at the first channel", "address")
     strides = word("the image's strides", "address of a `Geometry`")
-    channel = word("the first channel", "channels")
+    inside = word("the first channel's number in its block", "channels")
     channels = word("channels that exist", "channels")
     width = word("channels of a packed pixel", "channels")
     ih = word("the first row; may be outside", "rows")
@@ -69,7 +69,7 @@ def pack_channels(how: PixelPacking):
                     block=strides.block,
                     length=strides.length,
                     channel=strides.channel,
-                    first=a.channel,
+                    inside=a.inside,
                     channels=a.channels,
                     dst=dst + left * pixel,
                     apart=how.lanes * itemsize,
