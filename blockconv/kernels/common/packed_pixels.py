@@ -107,7 +107,7 @@ def _by_channels(how: PixelPacking):
                 whole(x.dst + k * itemsize, 0, x.src + k * src_bytes)
                 k += lanes
             if k < end:
-                part(x.dst + k * itemsize, x.src + k * src_bytes, end - k, end - k, x.src)
+                part(x.dst + k * itemsize, x.src + k * src_bytes, end - k, end - k)
             return
         c, at, to, room = 0, x.src, x.dst, x.length - x.inside
         while unit and x.inside == 0 and c + lanes <= x.channels:
@@ -128,7 +128,7 @@ def _by_channels(how: PixelPacking):
             for p in range(x.pixels if stored > k else 0):
                 for j in range(k, stored, lanes):
                     src = at + p * x.step
-                    part(to + p * pixel + j // lanes * x.apart, src + j * src_bytes, count - j, stored - j, src)
+                    part(to + p * pixel + j // lanes * x.apart, src + j * src_bytes, count - j, stored - j)
             c, to, at, room = c + count, to + count * itemsize, at + (room - x.length) * x.channel + x.block, x.length
 
     return pack
@@ -210,19 +210,16 @@ def _vector_mover(how: PixelPacking, count: int = 1):
 
 
 def _mover(how: PixelPacking):
-    """move(dst, src, count, stored, pixel): a vector whose `count` lanes exist. `stored` are stored, others as zero.
-
-    pixel: an address of the array, which stands for one whose lanes are all masked off: behind the array it takes long.
-    """
+    """move(dst, src, count, stored): moves a vector whose `count` lanes exist; `stored` are stored, others as zero."""
 
     @emitted
-    def move(builder, dst, src, count, stored, pixel) -> None:
+    def move(builder, dst, src, count, stored) -> None:
         b, (v, to) = builder, _held_and_packed(builder, how)
         with b.if_else(count >= how.lanes) as (all_lanes, some):
             with all_lanes:
                 to.store(v.load(src), dst)
             with some:
-                to.store_below(v.load(b.select(count > 0, src, pixel), to.below(count)), dst, stored)
+                to.store_below(v.load(src, to.below(count)), dst, stored)
 
     return move
 
@@ -256,14 +253,13 @@ def _transposer(how: PixelPacking, each: int):
         def limited(index: int, count, limit):
             return b.select(index < count, limit, const(0))
 
-        with b.if_else(is_whole, likely=True) as (all_lanes, some):
+        with b.if_else(is_whole) as (all_lanes, some):
             with all_lanes:
                 planes = [loaded(src + k * plane, None) for k in range(lanes)]
                 for p, value in enumerate(transpose(b, planes, lanes, lanes)):
                     to.store(value, dst + p * pixel)
             with some:
-                rows = [b.select(k < channels, src + k * plane, src) for k in range(lanes)]
-                planes = [loaded(at, limited(k, channels, pixels)) for k, at in enumerate(rows)]
+                planes = [loaded(src + k * plane, limited(k, channels, pixels)) for k in range(lanes)]
                 for p, value in enumerate(transpose(b, planes, lanes, lanes)):
                     to.store_below(value, dst + p * pixel, limited(p, pixels, stored))
 
