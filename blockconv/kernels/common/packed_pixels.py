@@ -25,6 +25,7 @@ class PixelPacking(NamedTuple):
     contiguous: 1: channels of a pixel, or of a block of them, are contiguous; 2: pixels of a row are; 3: they are, and
         every second one is packed; 0: neither.
     unit: channels of a block, where several blocks make a vector; else 0.
+    narrow: channels of a packed pixel, if these are known to be a power of two less than `lanes`; else 0.
     """
 
     src: int
@@ -32,6 +33,7 @@ class PixelPacking(NamedTuple):
     lanes: int
     contiguous: int
     unit: int = 0
+    narrow: int = 0
 
 
 class Pixels(NamedTuple):
@@ -59,14 +61,23 @@ class Pixels(NamedTuple):
     pixels: int
 
 
-def packing_of(strides: Geometry, src: ElementType, packed: ElementType, lanes: int, step: int) -> PixelPacking:
-    """The packing of an array with these strides. step: columns from a packed pixel to the next."""
-    contiguous = int(strides.channel == src.itemsize and strides.length > 1)
+def packing_of(
+    strides: Geometry, src: ElementType, packed: ElementType, lanes: int, step: int, width: int = 0
+) -> PixelPacking:
+    """The packing of an array with these strides, by at most so many lanes.
+
+    step: columns from a packed pixel to the next. width: channels of a packed pixel, if they are known.
+    """
+    contiguous, narrow = int(strides.channel == src.itemsize and strides.length > 1), 0
     if strides.length == 1 and strides.col == src.itemsize and step <= 2:
         contiguous = 1 + step
+    if contiguous > 1:
+        narrow = width if width < lanes and width & (width - 1) == 0 else 0
+    elif width:
+        lanes = min(lanes, 1 << (width - 1).bit_length())
     # Vectors are made of blocks, where these are smaller.
     joins = contiguous == 1 and strides.length < lanes and lanes % strides.length == 0
-    return PixelPacking(src.code, packed.code, lanes, contiguous, strides.length if joins else 0)
+    return PixelPacking(src.code, packed.code, lanes, contiguous, strides.length if joins else 0, narrow)
 
 
 def pixel_packer(how: PixelPacking):
@@ -136,7 +147,7 @@ def _by_channels(how: PixelPacking):
 
 def _by_planes(how: PixelPacking):
     lanes, src_bytes, itemsize = how.lanes, ElementType.of(how.src).itemsize, ElementType.of(how.packed).itemsize
-    each = how.contiguous - 1
+    each, most = how.contiguous - 1, how.narrow or lanes
     square, rest = _transposer(how, each), _one_by_one(how)
 
     def pack(x):
@@ -144,7 +155,7 @@ def _by_planes(how: PixelPacking):
             rest(x)
             return
         pixel = x.width * itemsize if x.apart == lanes * itemsize else lanes * itemsize
-        for k in range(0, x.width, lanes):
+        for k in range(0, x.width, most):
             at, to = x.src + k * x.block, x.dst + k // lanes * x.apart
             for p in range(0, x.pixels, lanes):
                 square(to + p * pixel, pixel, at + p * x.step, x.block, x.pixels - p, x.channels - k, x.width - k)
@@ -231,12 +242,12 @@ def _transposer(how: PixelPacking, each: int):
     the destination, from a channel to the next in the source. pixels, channels: that exist, of a vector's lanes.
     stored: channels that are stored, as zero where they do not exist.
     """
-    lanes = how.lanes
+    lanes, rows = how.lanes, how.narrow or how.lanes
 
     @emitted
     def transpose_square(builder, dst, pixel, src, plane, pixels, channels, stored) -> None:
         b, (v, to) = builder, _held_and_packed(builder, how)
-        is_whole = (pixels >= lanes) & (channels >= lanes)
+        is_whole = (pixels >= lanes) & (channels >= rows)
 
         def loaded(at, count: Any | None):
             """So many pixels of a plane, a vector, or all of its lanes."""
@@ -255,12 +266,15 @@ def _transposer(how: PixelPacking, each: int):
 
         with b.if_else(is_whole) as (all_lanes, some):
             with all_lanes:
-                planes = [loaded(src + k * plane, None) for k in range(lanes)]
-                for p, value in enumerate(transpose(b, planes, lanes, lanes)):
-                    to.store(value, dst + p * pixel)
+                planes = [loaded(src + k * plane, None) for k in range(rows)]
+                for p, value in enumerate(transpose(b, planes, rows, lanes)):
+                    to.store(value, dst + p * (pixel if rows == lanes else to.bytes))
             with some:
-                planes = [loaded(src + k * plane, limited(k, channels, pixels)) for k in range(lanes)]
-                for p, value in enumerate(transpose(b, planes, lanes, lanes)):
-                    to.store_below(value, dst + p * pixel, limited(p, pixels, stored))
+                planes = [loaded(src + k * plane, limited(k, channels, pixels)) for k in range(rows)]
+                for p, value in enumerate(transpose(b, planes, rows, lanes)):
+                    if rows == lanes:
+                        to.store_below(value, dst + p * pixel, limited(p, pixels, stored))
+                    else:  # a vector has several pixels
+                        to.store_below(value, dst + p * to.bytes, pixels * rows - p * lanes)
 
     return transpose_square

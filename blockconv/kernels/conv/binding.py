@@ -34,7 +34,7 @@ from blockconv.kernels.common.microkernel import lines_ahead
 from blockconv.kernels.common.operands import conv_operands
 from blockconv.kernels.common.packed_pixels import packing_of
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.conv import kernels, packing, packing_planes, packing_units, pixel_blocking
+from blockconv.kernels.conv import kernels, packing, packing_planes, pixel_blocking
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import ConvBlocking, has_parts, is_converted
 from blockconv.kernels.conv.matrix_blocking import extent
@@ -348,12 +348,10 @@ class _Binding:
     def channel_packer(self) -> jit.Kernel:
         """The kernel that packs channels of groups, which may begin anywhere in a block of the source."""
         width, size = self.pixel // self.itemsize, self.src_itemsize
-        lanes = min(self.isa.vector_bytes // size, 1 << (width - 1).bit_length())
         type = self.types.src if size == self.types.src.itemsize else element("int32")
         src = self.src._replace(col=self.src.along(self.at.axes[2]))
-        return packing.pack_channels(
-            packing_of(src, type, type, lanes, self.col_step), width, not self.types.acc.is_float
-        )
+        how = packing_of(src, type, type, self.isa.vector_bytes // size, self.col_step, width)
+        return packing.pack_channels(how, width, not self.types.acc.is_float)
 
     @property
     def packs_units(self) -> bool:
@@ -368,7 +366,7 @@ class _Binding:
         """The kernel that packs a window of units of four bytes, from several of the source's blocks."""
         unit, is_float = packed_as_one(self.types, self.dot), self.types.acc.is_float
         at_once = 0 if self.blocking.interleaved else extent(self.blocking.cb, self.src) // unit
-        return packing_units.pack_units(self.blocking.cb // unit, at_once, unit, is_float)
+        return packing.pack_units(self.blocking.cb // unit, at_once, unit, is_float)
 
     def plane_packer(self) -> jit.Kernel:
         """The kernel that packs a window for tiles that load vectors of pixels."""

@@ -27,7 +27,7 @@ from blockconv.kernels.conv.blocking import (
     straddles_blocks,
 )
 from blockconv.kernels.conv.matrix_tile import COLUMNS, LINE_BYTES, LINES, WORD, row_blocks
-from blockconv.kernels.conv.packing_units import spare_bytes
+from blockconv.kernels.conv.packing import spare_bytes
 from blockconv.kernels.conv.space import Space, space
 
 UNITS = LINE_BYTES // WORD  # units of four bytes that a step takes at the most

@@ -4,7 +4,8 @@ of a `WindowRecord`."""
 from typing import NamedTuple
 
 from blockconv import jit
-from blockconv.core.types import ElementType
+from blockconv.core import target
+from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import copy_memory, move, store_bits
 from blockconv.kernels.common.copies import fill_bytes, fill_pixels, gather_blocks
 from blockconv.kernels.common.geometry import NO_BLOCK
@@ -12,6 +13,8 @@ from blockconv.kernels.common.packed_pixels import PixelPacking, Pixels, pixel_p
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
 from blockconv.kernels.conv.codegen import ChannelAddresses, interleaver, moved, window_converter
+
+UNIT = 4  # bytes
 
 
 def source_offset(a, c):
@@ -205,6 +208,55 @@ def pack_interleaved(unit, vector_bytes=0):
             fill_bytes(dst, count * 4, 0)
 
     return window_packer(4, unit == 4, begin, pack)
+
+
+def _row_bytes(cols, lanes: int):
+    """Bytes of a unit's row of so many columns, in whole vectors."""
+    return (cols + lanes - 1) // lanes * (lanes * UNIT)
+
+
+def spare_bytes(isa: target.Isa, units: int, cols: int, extent: int) -> int:
+    """Bytes past a window's end that are written while windows of so many columns are packed; see `pack_units`."""
+    return 0 if extent else units * _row_bytes(cols, isa.vector_bytes // UNIT)
+
+
+@jit.kernel
+def pack_units(units, extent, unit, is_float):
+    """Pack a window as [block][level][row][column][unit], units of four bytes, of `unit` channels each.
+
+    units: of a pixel that are packed together. extent: how many of them are contiguous in the source; 0: not even
+    channels are. These are interleaved first, into a row of each unit after the window. is_float: zeros are packed in
+    place of channels that do not exist; integers may have any values there, since their weights are zero.
+    """
+    lanes, channels = target.isa().vector_bytes // UNIT, units * unit
+    # Floats end inside a unit.
+    each, kind = (unit, element("bfloat16").code) if is_float and extent else (1, element("int32").code)
+    size, at_once = UNIT // each, each * min(lanes, units & -units)
+    joins = extent * each if 0 < extent * each < at_once and at_once % (extent * each) == 0 else 0
+    pack_extents = pixel_packer(PixelPacking(kind, kind, at_once, 1, joins))
+    pack_planes = pixel_packer(PixelPacking(kind, kind, lanes, 2, 0, units if units < lanes else 0))
+    interleave = interleaver(unit)
+
+    def begin(a, wanted, block):
+        channel, last = wanted.channel + block * channels, wanted.channel + a.group_ic - 1
+        return channel, last, source_offset(a, channel)
+
+    def pack(a, wanted, of, dst, src, count, step):
+        channel, last, offset = of
+        exist = (min(channels, last + 1 - channel) * each + unit - 1) // unit
+        if extent:
+            at, block = src + offset, a.source.block
+            pack_extents(
+                Pixels(at, step, block, extent * each, size, 0, exist, dst, at_once * size, units * each, count)
+            )
+        else:
+            spare, row = wanted.window + a.panel_bytes, _row_bytes(count, lanes)
+            for k in range(units):
+                planes = channel_addresses(a, src, channel + k * unit, last)
+                interleave(planes, spare + k * row, count, step)
+            pack_planes(Pixels(spare, UNIT, row, 1, UNIT, 0, exist, dst, lanes * UNIT, units, count))
+
+    return window_packer(units * UNIT, not is_float, begin, pack)
 
 
 @jit.kernel
