@@ -196,7 +196,7 @@ GENERATORS = (
     "microkernel",
     "requantize",
     "vectors",
-    "packing_units",
+    "packing",
     "finish_rows",
 )
 BOUNDARIES = {
