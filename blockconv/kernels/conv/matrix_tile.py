@@ -11,7 +11,7 @@ emulate it, for tests.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -148,46 +148,73 @@ def matrix_tile(spec: TileSpec):
 
 
 def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
-    """Reduce and store a tile."""
+    """Reduce and store a tile. Accumulators go through the scratch, [row][pixel][output channel]."""
     out = fill(Output, run)
     if spec.dot in INSTRUCTIONS:
-        _Reduction(builder, spec, run).reduce()
+        _reduce(builder, spec, run)
     else:
         _emulate(builder, spec, run)
     _finish(builder, spec, run, out)
 
 
-class _Reduction:
-    """The reduction of a tile, which leaves the accumulators in the scratch, [row][pixel][output channel]."""
+def _reduce(b, spec: TileSpec, run: TileRecord) -> None:
+    blocks, width_bytes = row_blocks(spec.rows, spec.pixels, spec.gap), spec.vectors * COLUMNS * WORD
 
-    def __init__(self, builder, spec: TileSpec, run: TileRecord) -> None:
-        self.b, self.spec, self.run = builder, spec, run
-        self.blocks = row_blocks(spec.rows, spec.pixels, spec.gap)
-        self.registers = Registers(len(self.blocks), spec.vectors)
-        self.width_bytes = spec.vectors * COLUMNS * WORD
+    def source(x, i: int):
+        at = x + blocks[i].first * run.src_pixel
+        return (at + blocks[i].row * run.src_row) if blocks[i].row else at, run.src_pixel
 
-    def reduce(self) -> None:
-        b, run, registers, vectors = self.b, self.run, self.registers, range(self.spec.vectors)
-        for i, _ in enumerate(self.blocks):
-            for k in vectors:  # each line is the bias
-                load_register(b, registers.acc(i, k), run.bia + k * COLUMNS * WORD, const(0))
-        with each_step(b, run, bool(self.spec.cut)) as step:
-            x = source_of(b, run, step)
-            w = run.wei + step * (self.spec.step * self.width_bytes)
+    def stored(i: int, k: int):
+        pixel = blocks[i].row * spec.pixels + blocks[i].first
+        return run.scratch + (pixel * width_bytes + k * COLUMNS * WORD), const(width_bytes)
+
+    reduction = MatrixReduction(
+        Registers(len(blocks), spec.vectors),
+        INSTRUCTIONS[spec.dot],
+        begin=lambda acc, k: load_register(b, acc, run.bia + k * COLUMNS * WORD, const(0)),  # each line is the bias
+        source=source,
+        weights=lambda w, k: (w + k * COLUMNS * WORD, const(width_bytes)),
+        stored=stored,
+    )
+    reduction.emit(b, run, spec)
+
+
+class MatrixReduction(NamedTuple):
+    """The reduction of a tile by instructions, which leaves the accumulators in the scratch.
+
+    begin(register, k): sets an accumulator of block `k` of output channels.
+    source(x, i), weights(w, k): the address, and bytes from a line to the next, of the matrix of block `i` of pixels,
+        and of block `k` of output channels. x, w: a step's source and weights.
+    stored(i, k): where the accumulators of two blocks go, likewise.
+    exchanged: whether weights are the left matrix.
+    """
+
+    registers: Registers
+    instruction: str
+    begin: Callable[[int, int], None]
+    source: Callable[[Any, int], tuple[Any, Any]]
+    weights: Callable[[Any, int], tuple[Any, Any]]
+    stored: Callable[[int, int], tuple[Any, Any]]
+    exchanged: bool = False
+
+    def emit(self, b, run: TileRecord, spec: TileSpec) -> None:
+        blocks, vectors, acc = range(self.registers.blocks), range(self.registers.vectors), self.registers.acc
+        for i in blocks:
+            for k in vectors:
+                self.begin(acc(i, k), k)
+        with each_step(b, run, bool(spec.cut)) as step:
+            x, w = source_of(b, run, step), run.wei + step * (spec.step * spec.vectors * COLUMNS * WORD)
             prefetch_next(b, run, step)
-            for i, block in enumerate(self.blocks):
-                at = x + block.first * run.src_pixel
-                at = (at + block.row * run.src_row) if block.row else at
-                load_register(b, registers.src(i), at, run.src_pixel)
+            for i in blocks:
+                load_register(b, self.registers.src(i), *self.source(x, i))
                 for k in vectors:
                     if i == 0:
-                        load_register(b, registers.wei(k), w + k * COLUMNS * WORD, const(self.width_bytes))
-                    call_unit(b, INSTRUCTIONS[self.spec.dot], registers.acc(i, k), registers.src(i), registers.wei(k))
-        for i, block in enumerate(self.blocks):
-            pixel = block.row * self.spec.pixels + block.first
+                        load_register(b, self.registers.wei(k), *self.weights(w, k))
+                    pair = self.registers.src(i), self.registers.wei(k)
+                    call_unit(b, self.instruction, acc(i, k), *(reversed(pair) if self.exchanged else pair))
+        for i in blocks:
             for k in vectors:
-                at = run.scratch + (pixel * self.width_bytes + k * COLUMNS * WORD)
-                store_register(b, registers.acc(i, k), at, const(self.width_bytes))
+                call_unit(b, "llvm.x86.tilestored64", acc(i, k), *_lines(b, *self.stored(i, k)))
 
 
 def call_unit(b, name: str, *args) -> None:
@@ -195,13 +222,14 @@ def call_unit(b, name: str, *args) -> None:
     call_llvm(b, name, ir.VoidType(), [ir.Constant(I8, x) if isinstance(x, int) else x for x in args])
 
 
+def _lines(b, at, line) -> tuple[Any, Any]:
+    """Lines that are so many bytes apart, as an instruction takes them."""
+    return pointer(b, at, I8), line
+
+
 def load_register(b, register: int, at, line) -> None:
     """Load lines that are so many bytes apart."""
-    call_unit(b, "llvm.x86.tileloadd64", register, pointer(b, at, I8), line)
-
-
-def store_register(b, register: int, at, line) -> None:
-    call_unit(b, "llvm.x86.tilestored64", register, pointer(b, at, I8), line)
+    call_unit(b, "llvm.x86.tileloadd64", register, *_lines(b, at, line))
 
 
 def prefetch_next(b, run: TileRecord, step) -> None:
@@ -212,7 +240,7 @@ def prefetch_next(b, run: TileRecord, step) -> None:
 
 
 def _emulate(builder, spec: TileSpec, run: TileRecord) -> None:
-    """The same as `_Reduction`, by dot products of vectors."""
+    """The same as `_reduce`, by dot products of vectors."""
     b, v = builder, spec.tile.code(builder)
     for row in range(spec.rows):
         with counted(b, const(spec.pixels)) as pixel:

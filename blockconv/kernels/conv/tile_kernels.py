@@ -11,7 +11,6 @@ from blockconv.kernels.common.microkernel import TileSpec, conv_tile, finish_par
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.conv import matrix_pixel_tile, matrix_tile
 from blockconv.kernels.conv.blocking import ConvBlocking
-from blockconv.kernels.conv.matrix_pixel_tile import MatrixPixelSpec
 from blockconv.kernels.table import Epilogue
 
 
@@ -85,21 +84,9 @@ class Tiles(NamedTuple):
 
     def of_matrix_pixels(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel of a tile of matrices whose columns are pixels."""
-        spec = fill(
-            MatrixPixelSpec,
-            self,
-            self.blocking,
-            element=self.types.acc.code,
-            channels=self.blocking.width,
-            step=self.step,
-            act=self.act(epilogue),
-            dot=self.blocking.dot.number,
-            dst=self.converted,
-            rounding=self.rounding(epilogue),
-            shifted=epilogue.shifted,
-            cut=int(self.blocking.kept is not None),
-        )
-        return matrix_pixel_tile.matrix_pixel_tile(spec)
+        blocks, vectors = self.blocking.blocks, self.blocking.width // matrix_tile.LINES
+        of = self.spec(epilogue)._replace(rows=blocks, vectors=vectors, lanes=matrix_tile.COLUMNS, fma=0)
+        return matrix_pixel_tile.matrix_pixel_tile(of._replace(src_channel=self.src_unit))
 
     def of_channels(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel of a tile whose vectors run along output channels."""
