@@ -6,6 +6,7 @@ transposed in registers, and other elements are moved one by one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from blockconv.core.types import ElementType
@@ -264,17 +265,31 @@ def _transposer(how: PixelPacking, each: int):
         def limited(index: int, count, limit):
             return b.select(index < count, limit, const(0))
 
-        with b.if_else(is_whole) as (all_lanes, some):
-            with all_lanes:
-                planes = [loaded(src + k * plane, None) for k in range(rows)]
-                for p, value in enumerate(transpose(b, planes, rows, lanes)):
-                    to.store(value, dst + p * (pixel if rows == lanes else to.bytes))
-            with some:
-                planes = [loaded(src + k * plane, limited(k, channels, pixels)) for k in range(rows)]
-                for p, value in enumerate(transpose(b, planes, rows, lanes)):
-                    if rows == lanes:
-                        to.store_below(value, dst + p * pixel, limited(p, pixels, stored))
-                    else:  # a vector has several pixels
-                        to.store_below(value, dst + p * to.bytes, pixels * rows - p * lanes)
+        def planes(whole: bool) -> list[Any]:
+            return [loaded(src + k * plane, None if whole else limited(k, channels, pixels)) for k in range(rows)]
+
+        def store(p: int, value, whole: bool) -> None:
+            at = dst + p * (pixel if rows == lanes else to.bytes)
+            if whole:
+                to.store(value, at)
+            else:  # of narrow pixels, a vector has several
+                count = limited(p, pixels, stored) if rows == lanes else pixels * rows - p * lanes
+                to.store_below(value, at, count)
+
+        emit_transposed(b, is_whole, planes, store, rows, lanes)
 
     return transpose_square
+
+
+def emit_transposed(
+    b, is_whole, loaded: Callable[[bool], list[Any]], store: Callable[[int, Any, bool], None], rows: int, columns: int
+) -> None:
+    """Transpose in registers, with code for whole rectangles and for parts of one.
+
+    loaded(whole): the vectors of a matrix of so many rows and columns. store(k, vector, whole): stores the transpose's.
+    """
+    with b.if_else(is_whole) as branches:
+        for whole, branch in zip((True, False), branches, strict=True):
+            with branch:
+                for k, value in enumerate(transpose(b, loaded(whole), rows, columns)):
+                    store(k, value, whole)

@@ -1,7 +1,7 @@
 """Code that packs windows: padding, lines of pixels with the channels that a vector's groups need, and bytes."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
@@ -18,6 +18,7 @@ from blockconv.jit.ir import (
     transpose,
 )
 from blockconv.kernels.common.halves import widened
+from blockconv.kernels.common.packed_pixels import emit_transposed
 from blockconv.kernels.common.unpacked import interleaved, unpacked, unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
@@ -55,30 +56,22 @@ def pixel_transposer(channels: int, touching: bool, lanes: int, itemsize: int):
         def limited(index: int, count, limit):
             return builder.select(const(index) < count, limit, const(0))
 
-        def moved(load, store, each: int) -> None:
-            """each: channels of a load."""
-            held = [load(k) for k in range(lanes * channels // each)]
-            joined = [join(builder, held[k : k + lanes // each]) for k in range(0, len(held), lanes // each)]
-            for c, value in enumerate(transpose(builder, joined, lanes, channels)):
-                store(c, value, dst + c * plane)
+        def loaded(whole: bool) -> list[Any]:
+            if whole and touching:
+                return [v.load(src + k * v.bytes) for k in range(channels)]
+            masks = [None if whole else lanes_below(builder, channels, limited(p, valid, exist)) for p in range(lanes)]
+            pixels = [v.load(src + p * step, mask, lanes=channels) for p, mask in enumerate(masks)]
+            each = lanes // channels
+            return [join(builder, pixels[k : k + each]) for k in range(0, lanes, each)]
 
-        def pixel(p: int):
-            return src + p * step
+        def store(c: int, value, whole: bool) -> None:
+            if whole:
+                v.store(value, dst + c * plane)
+            else:
+                v.store_below(value, dst + c * plane, limited(c, exist, stored))
 
-        def part(p: int):
-            mask = lanes_below(builder, channels, limited(p, valid, exist))
-            return v.load(pixel(p), mask, lanes=channels)
-
-        enough = valid >= lanes, exist >= channels
-        with builder.if_else(builder.and_(*enough)) as (whole, some):
-            with whole:
-                if touching:
-                    at_once = functools.partial(builder.add, src)
-                    moved(lambda k: v.load(at_once(const(k * v.bytes))), lambda c, value, at: v.store(value, at), lanes)
-                else:
-                    moved(lambda p: v.load(pixel(p), lanes=channels), lambda c, value, at: v.store(value, at), channels)
-            with some:
-                moved(part, lambda c, value, at: v.store_below(value, at, limited(c, exist, stored)), channels)
+        is_whole = builder.and_(valid >= lanes, exist >= channels)
+        emit_transposed(builder, is_whole, loaded, store, lanes, channels)
 
     return transpose_pixels
 

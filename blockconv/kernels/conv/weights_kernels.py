@@ -18,11 +18,11 @@ from blockconv.jit.ir import (
     pointer,
     shuffle,
     store_bits,
-    transpose,
 )
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
 from blockconv.kernels.common.interleaved import taps_of_columns
+from blockconv.kernels.common.packed_pixels import emit_transposed
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles, source_of
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.conv.weights_packing import PackRecord
@@ -206,15 +206,15 @@ def _spreader(v: Vectors, at: ColumnsTileSpec, pixel) -> Callable[[int], Any]:
     return lambda c: shuffle(b, found, found, [group * at.ic + c for group in groups])
 
 
-class _Chunk(Arguments):
+class _Chunk(NamedTuple):
     """Pixels that are reduced at once: the first, and how many, of images, rows and columns."""
 
-    n = word("the first image")
-    images = word("how many")
-    h = word("the first row")
-    rows = word("how many")
-    w = word("the first column")
-    cols = word("how many")
+    n: int
+    images: int
+    h: int
+    rows: int
+    w: int
+    cols: int
 
 
 def _start(pack, of, channel):
@@ -224,12 +224,11 @@ def _start(pack, of, channel):
     return of.first + channel // strides.length * strides.block + pack.inside * strides.channel
 
 
-def _read_chunk(a, chunk, number):
+def _chunk(a, number):
     rest = number // a.col_chunks
     w, h, n = number % a.col_chunks * a.chunk_cols, rest % a.row_chunks * a.chunk_rows, rest // a.row_chunks
-    chunk.n, chunk.h, chunk.w = n * a.chunk_images, h, w
-    chunk.images = min(a.chunk_images, a.n - n * a.chunk_images)
-    chunk.rows, chunk.cols = min(a.chunk_rows, a.oh - h), min(a.chunk_cols, a.ow - w)
+    images = min(a.chunk_images, a.n - n * a.chunk_images)
+    return _Chunk(n * a.chunk_images, images, h, min(a.chunk_rows, a.oh - h), w, min(a.chunk_cols, a.ow - w))
 
 
 def _steps_of(a, cols):
@@ -306,8 +305,7 @@ def weights_tiles(acc, dst, lanes):
         a = WeightsArguments(args)
         run = TileRecord(scratch + a.record_at)
         pack = PackRecord(run.address + TileRecord.nbytes)
-        chunk = _Chunk(pack.address + PackRecord.nbytes)
-        ones = chunk.address + _Chunk.nbytes
+        ones = pack.address + PackRecord.nbytes
         panel = scratch + a.panel_at
         block_bytes = a.kh * a.tap_cols * a.tiles * a.lines * a.width * a.itemsize
         fill_memory(scratch + a.zeros_at, a.width * a.itemsize, 0)
@@ -326,7 +324,7 @@ def weights_tiles(acc, dst, lanes):
             has_bias = a.dst_bias != 0 and icb == 0
             begin, end = a.chunks * split // a.splits, a.chunks * (split + 1) // a.splits
             for number in range(begin, end):
-                _read_chunk(a, chunk, number)
+                chunk = _chunk(a, number)
                 _pack_window(a, pack, chunk, scratch, channel)
                 run.is_first = number == begin
                 run.full_steps = chunk.images * chunk.rows * _steps_of(a, chunk.cols)
@@ -410,25 +408,19 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
     @emitted
     def gather(builder, w: Weights, count, channels) -> None:
         held, v = Floats(builder, acc, lanes), Floats(builder, dst, lanes)
-        full = const(lanes)
         last = count - 1
-        vectors = []
-        for k in range(lanes):
-            fits = k < count
-            row = builder.select(fits, const(k), last)
-            offset = builder.load(builder.gep(pointer(builder, w.rows, I64), [row]))
-            vectors.append(held.load(w.sums + offset))
-        moved = transpose(builder, vectors, lanes, lanes) if lanes > 1 else vectors
-        ends = [w.dst + k * w.apart for k in range(lanes)]
-        whole = (count >= full) & (channels >= full)
-        with builder.if_else(whole) as (all_lanes, some):
-            with all_lanes:
-                for value, end in zip(moved, ends, strict=True):
-                    v.store(value, end)
-            with some:
-                for k, (value, end) in enumerate(zip(moved, ends, strict=True)):
-                    exists = k < channels
-                    v.store(value, end, v.computed.below(builder.select(exists, count, const(0))))
+
+        def loaded(_: bool) -> list[Any]:
+            rows = [builder.select(k < count, const(k), last) for k in range(lanes)]
+            offsets = [builder.load(builder.gep(pointer(builder, w.rows, I64), [row])) for row in rows]
+            return [held.load(w.sums + offset) for offset in offsets]
+
+        def store(k: int, value, whole: bool) -> None:
+            stored = None if whole else v.computed.below(builder.select(k < channels, count, const(0)))
+            v.store(value, w.dst + k * w.apart, stored)
+
+        is_whole = (count >= lanes) & (channels >= lanes)
+        emit_transposed(builder, is_whole, loaded, store, lanes, lanes)
 
     return gather
 
@@ -475,4 +467,4 @@ def add_splits(acc, dst, lanes):
 
 
 # Bytes of the records of `weights_tiles`, and of the number 1.
-RECORDS = TileRecord.nbytes + PackRecord.nbytes + _Chunk.nbytes + 64
+RECORDS = TileRecord.nbytes + PackRecord.nbytes + 64
