@@ -112,14 +112,19 @@ def _by_channels(how: PixelPacking):
 
     def pack(x):
         pixel = x.width * itemsize if x.apart == lanes * itemsize else lanes * itemsize
-        has_gaps = x.channels < x.width or x.inside + x.channels > x.length
-        if not has_gaps and x.step == x.channels * src_bytes and x.apart == lanes * itemsize:  # pixels follow too
+        has_gaps = x.channels < x.width or x.inside + x.channels > x.length or x.apart != lanes * itemsize
+        if not has_gaps and x.step == x.channels * src_bytes:  # pixels follow one another too
             end, k = x.pixels * x.channels, 0
             while k + lanes <= end:
                 whole(x.dst + k * itemsize, 0, x.src + k * src_bytes)
                 k += lanes
             if k < end:
                 part(x.dst + k * itemsize, x.src + k * src_bytes, end - k, end - k)
+            return
+        if not has_gaps and x.width <= TOGETHER * lanes and x.width % lanes == 0:
+            for p in range(x.pixels):
+                for k in range(0, x.width, lanes):
+                    whole(x.dst + p * pixel + k * itemsize, 0, x.src + p * x.step + k * src_bytes)
             return
         c, at, to, room = 0, x.src, x.dst, x.length - x.inside
         while unit and x.inside == 0 and c + lanes <= x.channels:
@@ -138,9 +143,9 @@ def _by_channels(how: PixelPacking):
                         several(to + p * pixel + k // lanes * x.apart, x.apart, at + p * x.step + k * src_bytes)
                 k += moved
             for p in range(x.pixels if stored > k else 0):
-                for j in range(k, stored, lanes):
-                    src = at + p * x.step
-                    part(to + p * pixel + j // lanes * x.apart, src + j * src_bytes, count - j, stored - j)
+                for j in range(k, stored, lanes):  # no address past the last channel: one behind the array takes long
+                    src = at + p * x.step + min(j, count - 1) * src_bytes
+                    part(to + p * pixel + j // lanes * x.apart, src, count - j, stored - j)
             c, to, at, room = c + count, to + count * itemsize, at + (room - x.length) * x.channel + x.block, x.length
 
     return pack

@@ -336,17 +336,20 @@ class _Binding:
             return self.unit_packer()
         if self.blocking.interleaved:
             return packing.pack_interleaved(cb)
-        if self.is_shared or (self.p.g > 1 and self.src.length < NO_BLOCK and self.ic % cb):
+        cuts, is_odd = (
+            self.p.g > 1 and self.src.length < NO_BLOCK,
+            self.types.acc.is_float and self.ic % self.dot.channels,
+        )
+        if self.is_shared or is_odd or (cuts and self.ic % cb):
             return self.channel_packer()
         if self.blocking.pixel_lanes:
             return self.plane_packer()
         if self.blocking.has_panels_of_planes:
             return packing_planes.pack_planes(1, self.blocking.pixels * itemsize)
-        odd = (1,) if self.types.acc.is_float and self.ic % self.dot.channels else ()
-        return packing.pack_window(cb, itemsize, *odd)
+        return packing.pack_window(cb, itemsize)
 
     def channel_packer(self) -> jit.Kernel:
-        """The kernel that packs channels of groups, which may begin anywhere in a block of the source."""
+        """The kernel that packs channels which begin or end anywhere in a block of the source, with zeros after them."""
         width, size = self.pixel // self.itemsize, self.src_itemsize
         type = self.types.src if size == self.types.src.itemsize else element("int32")
         src = self.src._replace(col=self.src.along(self.at.axes[2]))

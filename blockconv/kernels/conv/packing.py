@@ -6,7 +6,7 @@ from typing import NamedTuple
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType, element
-from blockconv.jit.ir import copy_memory, move, store_bits
+from blockconv.jit.ir import copy_memory, move
 from blockconv.kernels.common.copies import fill_bytes, fill_pixels, gather_blocks
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.packed_pixels import PixelPacking, Pixels, pixel_packer
@@ -37,22 +37,12 @@ def is_padding(a, h, z):
     return h < 0 or h >= a.ih or z < 0 or z >= a.depth_size
 
 
-def _zero_second(a, window, chunk):
-    """Zeros for the second of a window's last pair of channels, of 16 bits; a pixel of a block has `chunk` bytes."""
-    pair = window + (a.ic_blocks - 1) * a.depth * a.packed_block + a.group_ic * 2 % chunk
-    for line in range(a.depth * a.window_rows):
-        level, r = line // a.window_rows, line % a.window_rows
-        at = pair + level * a.packed_block + r * a.packed_row
-        for p in range(a.window_cols):
-            store_bits(at + p * chunk, 0, 2)
-
-
 @jit.kernel
-def pack_window(cb, itemsize, odd=0):
+def pack_window(cb, itemsize):
     """Pack a window, all its blocks of `cb` channels, as [block][level][row][column][channel].
 
     Padding is zeros. Channels of one byte are integers, whose padding is the zero point. Any values are packed in place
-    of channels that do not exist: their weights are zero. odd: zeros are, for the second of a last pair of floats.
+    of channels that do not exist: their weights are zero.
     """
     chunk = cb * itemsize
 
@@ -103,8 +93,6 @@ def pack_window(cb, itemsize, odd=0):
                         elif full < count:
                             copy_memory(dst + full * w_block, src + full * chunk, tail * itemsize)
                         src, dst = src + step, dst + chunk
-        if odd:
-            _zero_second(a, window, chunk)
 
     return kernel
 
