@@ -336,11 +336,9 @@ class _Binding:
             return self.unit_packer()
         if self.blocking.interleaved:
             return packing.pack_interleaved(cb)
-        cuts, is_odd = (
-            self.p.g > 1 and self.src.length < NO_BLOCK,
-            self.types.acc.is_float and self.ic % self.dot.channels,
-        )
-        if self.is_shared or is_odd or (cuts and self.ic % cb):
+        is_odd = self.types.acc.is_float and self.ic % self.dot.channels > 0
+        cuts_blocks = self.p.g > 1 and self.src.length < NO_BLOCK and self.ic % cb > 0
+        if self.is_shared or is_odd or cuts_blocks:
             return self.channel_packer()
         if self.blocking.pixel_lanes:
             return self.plane_packer()
@@ -349,7 +347,7 @@ class _Binding:
         return packing.pack_window(cb, itemsize)
 
     def channel_packer(self) -> jit.Kernel:
-        """The kernel that packs channels which begin or end anywhere in a block of the source, with zeros after them."""
+        """The kernel that packs channels that begin or end anywhere in a block of the source, and zeros after them."""
         width, size = self.pixel // self.itemsize, self.src_itemsize
         type = self.types.src if size == self.types.src.itemsize else element("int32")
         src = self.src._replace(col=self.src.along(self.at.axes[2]))
