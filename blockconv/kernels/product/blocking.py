@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.checks import Shape
 from blockconv.core.product_problem import Order, ordered
 from blockconv.core.types import Array, ElementType
 from blockconv.kernels.common.dot import MULTIPLY_ADD, tiles_of
@@ -117,32 +118,25 @@ def few_rows_seconds(machine: Machine, x: Product) -> float:
     return 1.25 * vectors * machine.fma_seconds(x.lanes, x.element.itemsize)
 
 
-class ProductSizes(NamedTuple):
-    """The sizes of a product, and the computed type."""
-
-    rows: int
-    depth: int
-    columns: int
-    element: ElementType
-
-
 @functools.lru_cache(maxsize=4096)
-def product(m: Machine, of: ProductSizes, like: Product | None = None, pixels: int = 0) -> Product:
+def product(m: Machine, sizes: Shape, element: ElementType, like: Product | None = None, pixels: int = 0) -> Product:
     """The tile of least predicted time.
 
-    like: the anchor's product, if any: tiles then have one of a few shared sizes, or the anchor's. pixels: the rows
-        that the tile has to have, if any.
+    sizes: rows, depth and columns.
+    element: the computed type.
+    like: the anchor's product, if any: tiles then have one of a few shared sizes, or the anchor's.
+    pixels: the rows that the tile has to have, if any.
     """
-    rows, lanes, found = of.rows, m.lanes(of.element.itemsize), []
+    (rows, depth, columns), lanes, found = sizes, m.lanes(element.itemsize), []
     for vectors, most in tiles_of(MULTIPLY_ADD, m.isa):
         least = max(1, -(-rows // most))
-        sizes = [-(-rows // count) for count in range(least, least + 3)]
+        tiles = [-(-rows // count) for count in range(least, least + 3)]
         if like is not None:
-            sizes = [size for size in (*shared_sizes(most), like.pixels) if size <= min(rows, most)]
+            tiles = [size for size in (*shared_sizes(most), like.pixels) if size <= min(rows, most)]
         if pixels:
-            sizes = [pixels] * (pixels <= most)
-        for size in {max(1, size) for size in sizes}:
-            one = Product(*of, lanes, size, vectors)
+            tiles = [pixels] * (pixels <= most)
+        for size in {max(1, size) for size in tiles}:
+            one = Product(rows, depth, columns, element, lanes, size, vectors)
             found.append((float(f"{one.seconds(m):.6e}"), abs(vectors - 2), -size, one))
     return min(found, key=lambda item: item[:3])[3]
 

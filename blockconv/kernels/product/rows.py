@@ -31,7 +31,6 @@ from blockconv.kernels.product.blocking import (
     Matrices,
     Offsets,
     Product,
-    ProductSizes,
     few_rows_seconds,
     inverse,
     product,
@@ -198,9 +197,9 @@ class _Cut:
         self.products: list[Product] = []
         widths = [scores.depth, *[scores.size[2]] * self.how.attends, columns]
         for depth, width in itertools.pairwise(widths):
-            sizes = ProductSizes(rows, depth, width, kind.computed)
             first = self.products[0].pixels if self.products else 0
-            self.products.append(product(request.machine, sizes, None if first else like, first))
+            made = product(request.machine, (rows, depth, width), kind.computed, None if first else like, first)
+            self.products.append(made)
         self.is_few = _is_few(self.products[0], like)
 
     @property
