@@ -108,7 +108,8 @@ def matrix_packer(element: int, lanes: int, turned):
 def _by_channels(how: PixelPacking):
     lanes, unit = how.lanes, how.unit
     src_bytes, itemsize = ElementType.of(how.src).itemsize, ElementType.of(how.packed).itemsize
-    whole, several, part, join_blocks = _vector_mover(how), _vector_mover(how, TOGETHER), _mover(how), _joiner(how)
+    whole, several, part, zero = _vector_mover(how), _vector_mover(how, TOGETHER), _mover(how), _zeroer(how)
+    join_blocks = _joiner(how)
 
     def pack(x):
         pixel = x.width * itemsize if x.apart == lanes * itemsize else lanes * itemsize
@@ -143,9 +144,14 @@ def _by_channels(how: PixelPacking):
                         several(to + p * pixel + k // lanes * x.apart, x.apart, at + p * x.step + k * src_bytes)
                 k += moved
             for p in range(x.pixels if stored > k else 0):
-                for j in range(k, stored, lanes):  # no address past the last channel: one behind the array takes long
-                    src = at + p * x.step + min(j, count - 1) * src_bytes
-                    part(to + p * pixel + j // lanes * x.apart, src, count - j, stored - j)
+                j, packed = k, to + p * pixel
+                if k < count:
+                    src = at + p * x.step + k * src_bytes
+                    part(packed + k // lanes * x.apart, src, count - k, stored - k)
+                    j += lanes
+                while j < stored:
+                    zero(packed + j // lanes * x.apart, stored - j)
+                    j += lanes
             c, to, at, room = c + count, to + count * itemsize, at + (room - x.length) * x.channel + x.block, x.length
 
     return pack
@@ -239,6 +245,17 @@ def _mover(how: PixelPacking):
                 to.store_below(v.load(src, to.below(count)), dst, stored)
 
     return move
+
+
+def _zeroer(how: PixelPacking):
+    """zero(dst, count): zeros, a vector or the first `count` lanes of it."""
+
+    @emitted
+    def zero(builder, dst, count) -> None:
+        to = _held_and_packed(builder, how)[1]
+        to.store_below(to.zero, dst, count)
+
+    return zero
 
 
 def _transposer(how: PixelPacking, each: int):

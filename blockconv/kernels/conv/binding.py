@@ -26,7 +26,6 @@ import numpy as np
 
 from blockconv import jit
 from blockconv.core.activation import ActivationKind
-from blockconv.core.types import element
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
@@ -338,7 +337,10 @@ class _Binding:
             return packing.pack_interleaved(cb)
         is_odd = self.types.acc.is_float and self.ic % self.dot.channels > 0
         cuts_blocks = self.p.g > 1 and self.src.length < NO_BLOCK and self.ic % cb > 0
-        if self.is_shared or is_odd or cuts_blocks:
+        if self.is_shared:
+            filled = () if self.types.acc.is_float else (1,)
+            return packing.pack_pixels(self.ic, cb, self.pixel // self.itemsize, blocking.lanes, itemsize, *filled)
+        if is_odd or cuts_blocks:
             return self.channel_packer()
         if self.blocking.pixel_lanes:
             return self.plane_packer()
@@ -348,11 +350,10 @@ class _Binding:
 
     def channel_packer(self) -> jit.Kernel:
         """The kernel that packs channels that begin or end anywhere in a block of the source, and zeros after them."""
-        width, size = self.pixel // self.itemsize, self.src_itemsize
-        type = self.types.src if size == self.types.src.itemsize else element("int32")
+        type, width = self.types.src, self.blocking.cb
         src = self.src._replace(col=self.src.along(self.at.axes[2]))
-        how = packing_of(src, type, type, self.isa.vector_bytes // size, self.col_step, width)
-        return packing.pack_channels(how, width, not self.types.acc.is_float)
+        how = packing_of(src, type, type, self.isa.vector_bytes // type.itemsize, self.col_step, width)
+        return packing.pack_channels(how, width)
 
     @property
     def packs_units(self) -> bool:

@@ -12,17 +12,39 @@ from blockconv.jit.ir import (
     emitted,
     join,
     load_bits,
+    move,
+    pointer,
     shuffle,
     store_bits,
     store_vector,
     transpose,
 )
+from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.packed_pixels import emit_transposed
 from blockconv.kernels.common.unpacked import interleaved, unpacked, unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
 _FLOATS = {4: element("float32"), 8: element("float64")}  # by their size
+
+
+@functools.cache
+def pixel_filler(pixel: int, filled: bool):
+    """fill(dst, count, word) for pixels of so many bytes: with the four bytes of `word`, or, unless `filled`, zeros."""
+
+    @emitted
+    def zero_pixel(builder, dst):
+        kind = ir.VectorType(ir.IntType(8), pixel)
+        builder.store(ir.Constant(kind, None), pointer(builder, dst, kind), align=1)
+
+    def zero(dst, count, unused_word):
+        for k in range(count):
+            zero_pixel(dst + k * pixel)
+
+    def fill(dst, count, word):
+        fill_bytes(dst, count * pixel, word)
+
+    return fill if filled else zero
 
 
 def zero_filler(lanes: int, itemsize: int):
@@ -38,6 +60,53 @@ def zero_filler(lanes: int, itemsize: int):
             zero_below(dst + k * itemsize, count - k)
 
     return zero
+
+
+def _plane_transposer(channels: int, pitch: int, lanes: int, itemsize: int):
+    """transpose_planes(dst, src, plane, last, count): `lanes` pixels of planes, `plane` bytes apart, to [pixel][pitch].
+
+    Planes past number `last` do not exist: nothing reads what takes their place. Pixels past `count` become zero.
+    """
+
+    @emitted
+    def transpose_planes(builder, dst, src, plane, last, count):
+        v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)  # bits are moved
+        mask, rows = v.below(count), min(pitch, lanes)
+        for first in range(0, channels, rows):
+            planes = []
+            for c in range(first, min(channels, first + rows)):
+                existing = builder.select(const(c) < last, const(c), last)
+                planes.append(v.load(src + existing * plane, mask))
+            planes += [ir.Constant(v.kind, ir.Undefined)] * (rows - len(planes))
+            step = lanes if pitch == rows else pitch  # vectors hold several narrow pixels, or a part of a wide one
+            for k, vector in enumerate(transpose(builder, planes, rows, lanes)):
+                v.store(vector, dst + (k * step + first) * itemsize)
+
+    return transpose_planes
+
+
+@functools.cache
+def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int):
+    """pack_line for pixels of `channels` channels, `cb` at a time contiguous in the source."""
+    extent, pixel, extents = cb * itemsize, pitch * itemsize, channels // cb
+    transpose_planes = _plane_transposer(channels, pitch, lanes, itemsize)
+
+    def pack_line(out, src, count, step, block, last):
+        """`count` pixels, `step` bytes apart, whose contiguous extents are `block` bytes apart, to [pixel][pitch].
+
+        Extents past number `last` do not exist: nothing reads what takes their place. Planes (extents of one channel)
+        are transposed: up to `lanes` - 1 pixels past the last are overwritten.
+        """
+        if cb == 1 and step == itemsize:
+            for p in range(0, count, lanes):
+                transpose_planes(out + p * pixel, src + p * step, block, last, count - p)
+        else:
+            for _ in range(count):
+                for k in range(extents):
+                    move(out + k * extent, src + min(k, last) * block, extent, 0)
+                src, out = src + step, out + pixel
+
+    return pack_line
 
 
 def pixel_transposer(channels: int, touching: bool, lanes: int, itemsize: int):

@@ -6,13 +6,20 @@ from typing import NamedTuple
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType, element
-from blockconv.jit.ir import copy_memory, move
+from blockconv.jit.ir import copy_memory, move, move_part
 from blockconv.kernels.common.copies import fill_bytes, fill_pixels, gather_blocks
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.packed_pixels import PixelPacking, Pixels, pixel_packer
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import ChannelAddresses, interleaver, moved, window_converter
+from blockconv.kernels.conv.codegen import (
+    ChannelAddresses,
+    interleaver,
+    line_packer,
+    moved,
+    pixel_filler,
+    window_converter,
+)
 
 UNIT = 4  # bytes
 
@@ -136,20 +143,20 @@ class _Channels(NamedTuple):
 
 
 @jit.unrolled_kernel
-def pack_channels(how: PixelPacking, width, filled=0):
-    """Pack a window in blocks of `width` channels, which may begin and end anywhere in the source's blocks.
+def pack_channels(how: PixelPacking, width):
+    """Pack a window of floats in blocks of `width` channels, which may begin and end anywhere in the source's blocks.
 
-    Zeros are packed for channels that do not exist. filled: padding is the zero point, and not zeros.
+    Zeros are packed for channels that do not exist.
     """
-    itemsize, pack_pixels = ElementType.of(how.packed).itemsize, pixel_packer(how)
+    itemsize, packer = ElementType.of(how.packed).itemsize, pixel_packer(how)
 
     def begin(a, wanted, block):
         first = wanted.channel + block * width
-        exist = min(width, min(wanted.channel + a.group_ic, a.ic) - first)
+        exist = min(width, wanted.channel + a.group_ic - first)
         return _Channels(source_offset(a, first), first % a.source.length, exist)
 
     def pack(a, wanted, of, dst, src, count, step):
-        pack_pixels(
+        packer(
             Pixels(
                 src=src + of.offset,
                 step=step,
@@ -165,7 +172,59 @@ def pack_channels(how: PixelPacking, width, filled=0):
             )
         )
 
-    return window_packer(width * itemsize, filled, begin, pack)
+    return window_packer(width * itemsize, False, begin, pack)
+
+
+@jit.unrolled_kernel
+def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
+    """Pack a window of groups that share a vector, as [level][row][column][pitch].
+
+    channels: of these groups; the source has `cb` at a time contiguous. pitch: channels and padding of a pixel. filled:
+    padding is the zero point, of elements of four bytes, and not zeros.
+    """
+    pixel = pitch * itemsize
+    pack_line, zero = line_packer(channels, cb, pitch, lanes, itemsize), pixel_filler(pixel, bool(filled))
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        fill = EpilogueArguments(a.activation).src_fill if filled else 0
+        window, image, channel = wanted.window, wanted.image, wanted.channel
+        depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
+        cols, s_col, s_len = a.window_cols, a.source.col, a.source.length
+        col_step, rows = a.col_step, a.window_rows
+        exist = min(channels, a.ic - channel)
+        left, right = columns_in_bounds(a, iw)
+        # A source's padding is read with the rest, where it has any.
+        at_once = cb == s_len or (cb == channels and (exist == channels or s_len < NO_BLOCK))
+        for line in range(a.depth * rows):
+            level, r = line // rows, line % rows
+            z, h = depth + level * a.depth_step, ih + r * a.row_step
+            out = window + line * a.packed_row
+            if is_padding(a, h, z):
+                zero(out, cols, fill)
+                continue
+            src = image + z * a.depth_bytes + h * a.source.row + (iw + left * col_step) * s_col
+            zero(out, left, fill)
+            dst, count, step = out + left * pixel, right - left, col_step * s_col
+            if at_once:
+                first, last = src + source_offset(a, channel), (exist - 1) // cb
+                pack_line(dst, first, count, step, a.source.block, last)
+            else:
+                # Groups begin and end inside the source's blocks. The next pixel overwrites what is moved too much.
+                src_block, first = a.source.block, src + source_offset(a, channel)
+                start = first - channel % s_len * itemsize
+                for p in range(count):
+                    c, at, size = 0, first + p * step, min(exist, s_len - channel % s_len)
+                    block = start + p * step
+                    while c < exist:
+                        for k in range(0, size, lanes):
+                            to = dst + p * pixel + (c + k) * itemsize
+                            move_part(to, at + k * itemsize, lanes, itemsize, size - k)
+                        c, block = c + size, block + src_block
+                        at, size = block, min(s_len, exist - c)
+            zero(out + right * pixel, cols - right, fill)
+
+    return kernel
 
 
 def channel_addresses(a, at, c, last):
