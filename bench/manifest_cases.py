@@ -372,6 +372,8 @@ _OTHERS: tuple[tuple[str, ops.Op, tuple[Shape, ...], tuple[Shape, ...], str], ..
     ("resize nearest of bytes to 18x20", ops.Resize("nearest", (18, 20)), (_X,), (), "int8"),
     ("resize linear to 14x15", ops.Resize("linear", (14, 15)), (_X,), (), "float32"),
     ("resize linear of halves to 14x15", ops.Resize("linear", (14, 15)), (_X,), (), "float16"),
+    ("resize cubic to 14x15", ops.Resize("cubic", (14, 15)), (_X,), (), "float32"),
+    ("resize linear of 72 channels to 14x15", ops.Resize("linear", (14, 15)), ((2, 72, 9, 11),), (), "float32"),
     ("softmax of halves of channels", ops.Softmax(1), (_X,), (), "float16"),
     ("binary add of halves", ops.Binary("add"), (_X, _X), (), "float16"),
     ("transpose 0231", ops.Transpose((0, 2, 3, 1)), (_X,), (), "float32"),

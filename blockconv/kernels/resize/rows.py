@@ -1,21 +1,19 @@
 """Resampling of H and W, nearest, linear or cubic, in any layout with at most one block of channels.
 
-A storage is [planes][rows][planes between][columns][inner], with h and w exchanged where h is inside w. So a row of
-results is made of one or two rows of the source.
+A storage is [planes][rows][planes between][columns][inner], with h and w exchanged where h is inside w. A row of
+results is a sum of rows of the source, whose columns are then summed: one of each that is copied (nearest), two
+(linear), or any number (cubic, antialiased shrinking). A table holds rows, columns and weights: all of ONNX's
+coordinate rules are in it.
 
-Linear blends the two rows, by vectors, into a line of the scratch, and then the two columns of each result. Columns of
-pixels that are less than a vector take longer than rows. Where rows of the source serve several rows of results, their
-columns are blended first, into lines of the scratch that are kept. Images beyond the caches are an exception, unless
-their pixels are very small. There it takes up to twice as long: memory idles while columns are blended.
+Rows are added by vectors, into a line of the scratch. Columns of pixels that are less than a vector take longer than
+rows. Where rows of the source serve several rows of results, their columns are blended first, into lines of the scratch
+that are kept. Images beyond the caches are an exception, unless their pixels are very small. There it takes up to twice
+as long: memory idles while columns are blended.
 
-Pixels may be larger than code is built for. Then two pixels at a time are blended from two rows, and then with each
-other: a row of many images' pixels leaves the first-level cache, and a pixel does not. For pixels of less than half a
-vector, the code reads two vectors of the source and permutes their lanes. This needs the pixels of a vector of results
-to be that close in the source, as they are unless images get smaller.
-
-Cubic results, and antialiased shrinking, are sums of more than two rows and columns. `resize_sums` adds the rows into a
-line of the scratch, and then the columns of each result. It takes two taps as well where rows are blended in parts. A
-table holds the rows, the columns and their weights: all of ONNX's coordinate rules are in it.
+A row of large pixels leaves the first-level cache, and a pixel does not. So two of them at a time are blended from two
+rows, and then with each other. For pixels of less than half a vector, the code reads a vector of the source for each
+tap and permutes its lanes. This needs the pixels of a vector of results to be that close in the source, as they are
+unless images get smaller.
 
 Buffers: source, destination. Option of the primitive, for 8-bit integers: quantizations, of source and destination.
 Nearest copies integers, if both are the same. Blending is as if the source was dequantized and the result quantized.
@@ -24,7 +22,7 @@ The destination's padding holds the zero point.
 
 import math
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,28 +31,20 @@ from blockconv.core.checks import Shape
 from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import BYTES, FLOATS, ElementType
-from blockconv.jit import Kernel
 from blockconv.jit.records import fill
 from blockconv.kernels.common.axis import Quantizations, element_words
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import chunk_of
-from blockconv.kernels.resize.codegen import near_bytes, pixels_of_a_vector
-from blockconv.kernels.resize.kernels import (
-    ResizeArgs,
-    resize_columns,
-    resize_nearest,
-    resize_nearest_pixels,
-    resize_pixels,
-    resize_rows,
-    resize_sums,
-)
+from blockconv.kernels.resize.codegen import ANY, BLENDED, COPIED, Columns
+from blockconv.kernels.resize.kernels import ResizeArgs, resize_columns, resize_pixels, resize_rows
 from blockconv.kernels.rewritten import has_h_inside_w, transposed_layout
 from blockconv.kernels.table import same_layout_row
-from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
-PART = 128 * 1024  # bytes of a blended row, where pixels are blended in parts; of results that are taken at a time
+PART = 128 * 1024  # bytes of a row of the source in a part of its pixels, if all of it leaves the second-level cache
+TAKEN = 128 * 1024  # bytes of results that are taken at a time
 MOST_LANES = 16  # of a vector; bytes that are not contiguous take a load each
+NEAR_CYCLES, PART_CYCLES, SHORT_CYCLES = 2, 1.25, 4  # of a vector, of each of its parts, and of pixels of any size
 FEW = 4  # pixels in a vector: of so many, or more, blending columns takes longer than writing results to memory
 SHARE = 4  # of the last-level cache: it holds other processors' arrays too
 Words = npt.NDArray[np.int64]
@@ -66,8 +56,6 @@ class Storage(NamedTuple):
     planes: outside h; each consists of `between` planes whose rows are interleaved.
     inner: contiguous elements of a pixel.
     block, blocks, valid: channels in a block, blocks, and channels that exist in the last one.
-    blocks_are_planes: all elements of a plane are of one block of channels, and plane k, interleaved ones counted, of
-        block k modulo `blocks`.
     """
 
     planes: int
@@ -76,7 +64,6 @@ class Storage(NamedTuple):
     block: int
     blocks: int
     valid: int
-    blocks_are_planes: bool
 
 
 def _storage(layout: Layout, shape: Shape) -> Storage:
@@ -85,163 +72,102 @@ def _storage(layout: Layout, shape: Shape) -> Storage:
     h, w = (next(k for k, axis in enumerate(axes) if axis.dim == dim) for dim in (2, 3))
     planes, between = (math.prod(axis.size for axis in some) for some in (axes[:h], axes[h + 1 : w]))
     blocks = -(-channels // block)
-    outside = (*axes[:h], *axes[h + 1 : w])
-    blocks_are_planes = bool(outside) and outside[-1].dim == 1
-    return Storage(planes, between, axes[w].stride, block, blocks, channels - (blocks - 1) * block, blocks_are_planes)
+    return Storage(planes, between, axes[w].stride, block, blocks, channels - (blocks - 1) * block)
 
 
 def _launches(request: Request, quantizations: Quantizations = None) -> list[Launch]:
-    element, threads, m = request.types.src, request.threads, request.machine
+    element, m = request.types.src, request.machine
     p, layout = _with_w_inside_h(request.problem, request.dst)
     at, itemsize = _storage(layout, p.src_shape), element.itemsize
     if p.n == 0:
         return []
-    pixel = at.inner * itemsize
-    row, linear, held = p.iw * pixel, p.mode != "nearest", element.computed.itemsize
-    lanes = min(m.lanes(held if linear else itemsize), MOST_LANES)
-    args = _args(p, layout, at, element, quantizations)
-    tasks = at.planes * at.between * p.oh
-    # If rows are blended first, the scratch holds one row, or two large pixels.
-    whole = not linear or row <= m.second_level_cache
-    large, has_tails = at.inner > LARGEST_BLOCK, at.valid < at.block and not at.blocks_are_planes
-    fits = not linear or 2 * at.inner * held <= m.second_level_cache if large else whole
-    few = all(p.taps(axis)[0].shape[1] <= 2 for axis in ("h", "w"))
-    if not linear or (fits and few and not has_tails):
-        chunk = chunk_of(tasks, p.ow * pixel, threads, PART)
-        built, scratch, tables = _whole(m, p, layout, at, element, lanes, large or has_tails)
-        table = np.concatenate([_table(p, "h", at.between * row), *tables])
-        return [Launch(built, args, tasks, chunk, scratch=scratch, table=table)]
-    part = at.inner if whole else max(1, PART // (p.iw * itemsize * at.block)) * at.block
-    parts = -(-at.inner // part)
-    chunk = chunk_of(tasks * parts, p.ow * part * itemsize, threads)
-    built, args, table = _sums(p, args._replace(parts=parts, part=part), element, lanes, at.between * row)
-    return [Launch(built, args, tasks * parts, chunk, scratch=p.iw * part * held, table=table)]
-
-
-def _sums(
-    problem: ResizeProblem, args: ResizeArgs, element: ElementType, lanes: int, row: int
-) -> tuple[Kernel, ResizeArgs, Words]:
-    """The kernel, the arguments and the table of results that are sums. row: bytes between two rows of the source.
-
-    Where pixels are at most half a vector, vectors of a row of results are sums, whatever pixels they are of.
-    """
-    p, inner, held = problem, args.inner, element.computed.itemsize
-    (above, by_row), (left, by_column) = p.taps("h"), p.taps("w")
-    elements, part, near = p.ow * inner, 0, False
-    wide = min(lanes, 1 << elements.bit_length() - 1)
-    if args.parts == 1 and 2 * inner <= wide:
-        part = inner if wide % inner == 0 else 1
-        each = np.arange(-(-elements // wide))[:, None] * wide
-        at = np.minimum(each, elements - wide) + np.arange(wide)  # elements of each vector
-        read = (left[at // inner] * inner + (at % inner)[..., None]).transpose(0, 2, 1)
-        start = np.minimum(read.min(axis=2, keepdims=True), p.iw * inner - wide)
-        # One instruction permutes lanes of 4 bytes or more, in vectors of 256 bits or more.
-        near = wide * held >= 32 and wide > 2 * part and p.iw * inner >= wide and (read - start).max() < wide
-        heads = (
-            [start * held, (read - start).astype(f"i{held}", order="C").view(np.int64)]
-            if near
-            else [read[..., ::part] * held]
-        )
-        weights = by_column[at // inner].transpose(0, 2, 1).astype(element.computed.name, order="C").view(np.int64)
-        columns = np.concatenate([*heads, weights], axis=2)
-    else:
-        wide = min(lanes, 1 << (inner.bit_length() - 1))
-        columns = np.stack([left * args.part * held, by_column.view(np.int64)], axis=2)
-    rows = np.stack([above * row, by_row.view(np.int64)], axis=2)
-    counts = {"row_taps": above.shape[1], "column_taps": left.shape[1], "columns": elements if part else p.ow}
-    kernel = resize_sums(element.code, lanes, wide, part, near)
-    return kernel, args._replace(**counts), np.concatenate([rows.ravel(), columns.ravel()])
-
-
-def _whole(
-    machine: Machine,
-    problem: ResizeProblem,
-    layout: Layout,
-    at: Storage,
-    element: ElementType,
-    lanes: int,
-    by_pixels: bool,
-) -> tuple[Kernel, int, list[Words]]:
-    """For whole rows of results: the kernel, bytes of scratch, and the table of columns.
-
-    by_pixels: one pixel at a time.
-    """
-    p, inner, itemsize, held = problem, at.inner, element.itemsize, element.computed.itemsize
-    linear = p.mode != "nearest"
-    if by_pixels:
-        kernel = resize_pixels(element.code, lanes) if linear else resize_nearest_pixels(element.code)
-        return kernel, 2 * inner * held if linear else 0, [_table(p, "w", inner * itemsize)]
-    family, scratch, read = resize_nearest, 0, itemsize
-    if linear:
-        family, scratch, read = resize_rows, p.iw * inner * held, held
+    above, by_row = p.taps("h")
+    counts = above.shape[1], p.taps("w")[0].shape[1]
+    taps = counts[0] if counts[0] == counts[1] <= BLENDED else ANY
+    made = element if taps == COPIED else element.computed
+    row, lanes, inner, held = p.iw * at.inner * itemsize, m.lanes(made.itemsize), at.inner, made.itemsize
+    part = inner
+    if taps != COPIED and row > m.second_level_cache:
+        unit = math.lcm(at.block, lanes)
+        part = min(inner, max(1, PART // (p.iw * itemsize * unit)) * unit)
+    family, read, scratch = resize_rows, made, p.iw * part * held * (taps != COPIED)
+    if taps == BLENDED:
         nbytes, results = itemsize * (layout.size(p.src_shape) + layout.size(p.dst_shape)), 2 * p.ow * inner * held
-        stays = nbytes <= machine.last_level_cache // SHARE
-        pays = stays or (inner <= lanes // FEW and at.between == 1)
-        if p.ih <= p.oh and inner < lanes and pays and results <= machine.second_level_cache:
-            family, scratch, read = resize_columns, results, itemsize
-    tables, near = [_table(p, "w", inner * read)], None
-    if pixels_of_a_vector(lanes, inner) > 1:
-        near = _near(p, inner, lanes, read, held if linear else itemsize)
-        tables += [] if near is None else [near]
-        tables += [_weights(p, inner, element.computed)] if linear else []
-    return family(element.code, lanes, inner, int(near is not None)), scratch, tables
-
-
-def _near(problem: ResizeProblem, inner: int, lanes: int, itemsize: int, held: int) -> Words | None:
-    """The entries of all vectors of several pixels (see `make_columns`); None where a pair of vectors does not do.
-
-    itemsize: bytes of an element that is read. held: of one as it is permuted. Also None where one instruction cannot
-    permute the lanes (bytes, or 128-bit vectors), or where loading two halves is faster.
-    """
-    p, pixels = problem, lanes // inner
-    vectors, size = p.ow // pixels, near_bytes(lanes * held)
-    if held < 4 or lanes * held < 32 or pixels == 2 or vectors == 0 or p.iw < pixels:
-        return None
-    entries = np.zeros((vectors, size), np.uint8)
-    for side, index in enumerate(p.taps("w")[0].T):
-        columns = index[: vectors * pixels].reshape(vectors, pixels, 1)
-        start = np.minimum(columns.min(axis=1, keepdims=True), p.iw - pixels)
-        if (columns - start).max() >= pixels:
-            return None
-        named = ((columns - start) * inner + np.arange(inner)).reshape(vectors, lanes).astype(f"i{held}")
-        at = 16 + side * lanes * held
-        entries[:, 8 * side : 8 * side + 8] = (start * inner * itemsize).reshape(vectors, 1).view(np.uint8)
-        entries[:, at : at + lanes * held] = named.view(np.uint8)
-    return entries.view(np.int64).ravel()
-
-
-def _args(
-    problem: ResizeProblem, layout: Layout, at: Storage, element: ElementType, given: Quantizations
-) -> ResizeArgs:
-    p, row = problem, problem.iw * at.inner * element.itemsize
-    return fill(
+        pays = nbytes <= m.last_level_cache // SHARE or inner <= lanes // FEW
+        fits = part == inner < lanes and p.ih <= p.oh and at.between == 1
+        if inner > LARGEST_BLOCK and 2 * inner * held <= m.second_level_cache:
+            part, family, read, scratch = inner, resize_pixels, element, 2 * inner * held
+        elif fits and pays and results <= m.second_level_cache:
+            family, read, scratch = resize_columns, element, results
+    form, columns = _columns(p, inner, part, lanes, taps, read)
+    parts, tasks = -(-inner // part), at.planes * at.between * p.oh
+    args = fill(
         ResizeArgs,
         p,
         at,
         src=Buffer(0),
         dst=Buffer(1),
         taps=OWN_TABLE,
+        row_taps=counts[0],
+        column_taps=counts[1],
+        columns=p.ow * inner if form.part else p.ow,
         src_plane=p.ih * at.between * row,
         src_row=row,
         block_stride=next(a.stride for a in layout.axes(p.dst_shape) if a.dim == 1),
-        **element_words(element, given),
+        parts=parts,
+        part=part,
+        **element_words(element, quantizations),
     )
+    rows = np.stack([above * (at.between * row), by_row.view(np.int64)], axis=2)
+    chunk = chunk_of(tasks * parts, p.ow * part * itemsize, request.threads, TAKEN)
+    kernel = family(element.code, lanes, *(() if family is resize_pixels else (form,)))
+    table = np.concatenate([rows.ravel(), columns.ravel()])
+    return [Launch(kernel, args, tasks * parts, chunk, scratch=scratch, table=table)]
 
 
-def _table(problem: ResizeProblem, axis: Literal["h", "w"], stride: int) -> npt.NDArray[np.int64]:
-    """A `Tap` for each row ("h") or column of results; stride: bytes between two of the source's."""
-    indices, weights = problem.taps(axis)
-    offsets = [indices[:, side] * stride for side in (0, -1)]
-    return np.stack([*offsets, weights[:, -1].view(np.int64)], axis=1).ravel()
+def _columns(
+    problem: ResizeProblem, inner: int, part: int, lanes: int, taps: int, read: ElementType
+) -> tuple[Columns, Words]:
+    """The form of columns that takes the fewest cycles, and their table.
+
+    part: elements from a pixel to the next where columns are read. read: the type there.
+    """
+    p, most = problem, min(lanes, MOST_LANES, 1 << (problem.ow * inner).bit_length() - 1)
+    left, weights = p.taps("w")
+    known = inner if taps != ANY and part == inner <= LARGEST_BLOCK else 0
+    table = np.stack([left * (part * read.itemsize), weights.view(np.int64)], axis=2)
+    form = Columns(taps, lanes if known else min(lanes, 1 << inner.bit_length() - 1), known)
+    found = [(p.ow * (1.0 + known.bit_count() if known else SHORT_CYCLES), form, table)]
+    widths = (most >> k for k in range(most.bit_length()) if part == inner <= most >> k + 1)
+    found = [*(_vectors(p, inner, wide, lanes, taps, read) for wide in widths), *found]
+    _, form, table = min(found, key=lambda one: one[0])
+    return form, table
 
 
-def _weights(problem: ResizeProblem, inner: int, element: ElementType) -> npt.NDArray[np.int64]:
-    """For each element of a row of results, the weight of the second of its two pixels; in whole words."""
-    weights = np.repeat(problem.taps("w")[1][:, -1], inner)
-    words = -(-weights.size * element.itemsize // 8)
-    held = np.zeros(8 * words // element.itemsize, element.name)
-    held[: weights.size] = weights
-    return held.view(np.int64)
+def _vectors(
+    p: ResizeProblem, inner: int, wide: int, lanes: int, taps: int, read: ElementType
+) -> tuple[float, Columns, Words]:
+    """The cycles, the form and the table where vectors of `wide` elements of a row are sums."""
+    elements, held = p.ow * inner, (read if taps == COPIED else read.computed).itemsize
+    left, weights = p.taps("w")
+    size = inner if wide % inner == 0 else 1
+    at = np.minimum(np.arange(-(-elements // wide))[:, None] * wide, elements - wide) + np.arange(wide)
+    index = (left[at // inner] * inner + (at % inner)[..., None]).transpose(0, 2, 1)  # what each lane of a tap reads
+    start = np.minimum(index.min(axis=2, keepdims=True), p.iw * inner - wide)
+    # One instruction permutes lanes of 4 bytes or more, in whole vectors of 256 bits or more.
+    fits = held >= 4 and wide == lanes and wide * held >= 32 and wide > 2 * size and p.iw * inner >= wide
+    near = fits and (index - start).max() < wide
+    heads = [index[..., ::size] * read.itemsize]
+    if near:
+        heads = [start * read.itemsize, (index - start).astype(f"i{held}", order="C").view(np.int64)]
+    each = weights[at // inner].transpose(0, 2, 1).astype(read.computed.name, order="C").view(np.int64)
+    if taps == ANY:
+        heads.append(each)
+    table = np.concatenate(heads, axis=2).reshape(len(at), -1)
+    if taps == BLENDED:
+        table = np.concatenate([table, each[:, 1]], axis=1)
+    cycles = len(at) * (NEAR_CYCLES if near else 1 + wide // size * PART_CYCLES)
+    return cycles, Columns(taps, wide, 0, size, int(near)), table
 
 
 def _with_w_inside_h(problem: ResizeProblem, layout: Layout) -> tuple[ResizeProblem, Layout]:
