@@ -340,7 +340,9 @@ class _Binding:
         if self.is_shared:
             filled = () if self.types.acc.is_float else (1,)
             return packing.pack_pixels(self.ic, cb, self.pixel // self.itemsize, blocking.lanes, itemsize, *filled)
-        if is_odd or cuts_blocks:
+        if cuts_blocks:
+            return packing.pack_cut_window(cb, itemsize)
+        if is_odd:
             return self.channel_packer()
         if self.blocking.pixel_lanes:
             return self.plane_packer()

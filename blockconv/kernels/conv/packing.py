@@ -175,6 +175,44 @@ def pack_channels(how: PixelPacking, width):
     return window_packer(width * itemsize, False, begin, pack)
 
 
+@jit.kernel
+def pack_cut_window(cb, itemsize):
+    """`pack_window` for groups that begin inside the source's blocks: a block of the window spans two of these."""
+    chunk = cb * itemsize
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        window, image, channel = wanted.window, wanted.image, wanted.channel
+        depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
+        cols, row_bytes, w_block = a.window_cols, a.packed_row, a.packed_block
+        col_step, s_col, s_len = a.col_step, a.source.col, a.source.length
+        step, levels, rows = col_step * s_col, a.depth, a.window_rows
+        left, right = columns_in_bounds(a, iw)
+        for plane in range(a.ic_blocks * levels):
+            block, level = plane // levels, plane % levels
+            c, count = channel + block * cb, min(cb, a.group_ic - block * cb)
+            head = min(count, s_len - c % s_len)
+            first, second = source_offset(a, c), source_offset(a, c + head)
+            z = depth + level * a.depth_step
+            for r in range(rows):
+                out, h = window + plane * w_block + r * row_bytes, ih + r * a.row_step
+                if is_padding(a, h, z):
+                    fill_bytes(out, row_bytes, 0)
+                    continue
+                fill_bytes(out, left * chunk, 0)
+                src = image + z * a.depth_bytes + h * a.source.row
+                src += (iw + left * col_step) * s_col
+                dst = out + left * chunk
+                for _ in range(right - left):  # the next pixel overwrites what is moved too much
+                    move_part(dst, src + first, cb, itemsize, head)
+                    if head < count:
+                        move_part(dst + head * itemsize, src + second, cb, itemsize, count - head)
+                    src, dst = src + step, dst + chunk
+                fill_bytes(dst, (cols - right) * chunk, 0)
+
+    return kernel
+
+
 @jit.unrolled_kernel
 def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
     """Pack a window of groups that share a vector, as [level][row][column][pitch].
