@@ -231,7 +231,7 @@ def winograd_finish(how: Finish):
                 rows, cols = min(m, a.oh - row * m), min(count * m, a.ow - col * m)
                 dst = plane + n * a.dst_strides.n + row * m * dst_row + col * m * dst_col
                 is_whole = not planes and rows == m and cols == m and a.oc - oc >= channels
-                for k in range(count):
+                for k in range(count if oc < a.oc else 0):  # the destination's padding has no products
                     given = Products(products, a.products_position, bia, bia + a.scales, a.activation)
                     transform(given, is_whole, output(a, scratch, oc, dst), patch + k * m * pixel)
                     products += a.products_tile
