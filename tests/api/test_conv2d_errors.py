@@ -57,7 +57,7 @@ BAD = {  # what to call with, the argument, the value's text, the rule
     "ragged lists": ({"x": [[1.0], [1.0, 2.0]]}, "input", "[[1.0], [1.0, 2.0]]", "cannot be read as an array"),
     "a clip whose bounds cross": ({"activation": ("clip", 1, 0)}, "activation", "('clip', 1, 0)", "low <= high"),
     "a clip of NaN": ({"activation": ("clip", 0, math.nan)}, "activation", "('clip', 0, nan)", "without NaN"),
-    "out_layout that is none": ({"out_layout": "NCHW65"}, "out_layout", "'NCHW65'", "known_layouts()"),
+    "out_layout that is none": ({"out_layout": "NCHX"}, "out_layout", "'NCHX'", "known_layouts()"),
     "a number that no float holds": ({"activation": ("clip", 10**400)}, "activation", "('clip', 1000", "numbers"),
     "accuracy of a bool": ({"accuracy": np.True_}, "accuracy", "bool", "at least 0"),
     "accuracy of NaN": ({"accuracy": np.float32("nan")}, "accuracy", "float32", "at least 0"),

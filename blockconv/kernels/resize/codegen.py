@@ -14,7 +14,7 @@ TAP = 16  # bytes: an offset and a weight
 ANY, COPIED, BLENDED = range(3)  # taps that code is compiled for
 
 
-class Columns(NamedTuple):
+class ColumnForm(NamedTuple):
     """The form of the columns of a row; kernels are compiled for it.
 
     taps: of each row and column. `COPIED`: the only one is copied. `BLENDED`: two, whose weights add up to 1. `ANY`:
@@ -124,12 +124,12 @@ class SummedRow(NamedTuple):
     count: Any
 
 
-def sums_of_columns(src: ElementType, dst: ElementType, form: Columns):
+def sums_of_columns(src: ElementType, dst: ElementType, form: ColumnForm):
     """Code that makes a `SummedRow` from a row of the source, each result of `count` taps.
 
     src, dst, integers: as in `blend`. The table has an offset and a weight for each tap of each pixel. If vectors of
-    elements are sums, it has a head (`Columns.head`) and the weights of all lanes for each tap of a vector; of two that
-    are blended, both heads, then the weights of the second.
+    elements are sums, it has a head (`ColumnForm.head`) and the weights of all lanes for each tap of a vector; of two
+    that are blended, both heads, then the weights of the second.
     """
     kind = form.taps
 
@@ -161,7 +161,7 @@ def sums_of_columns(src: ElementType, dst: ElementType, form: Columns):
     return columns
 
 
-def _by_vector(ends: tuple[Vectors, Vectors], form: Columns, line, entries, count, row: SummedRow) -> None:
+def _by_vector(ends: tuple[Vectors, Vectors], form: ColumnForm, line, entries, count, row: SummedRow) -> None:
     """Columns whose vectors are sums, whatever pixels they are of."""
     (v, out), kind, lanes = ends, form.taps, form.lanes
     b, held = v.b, v.computed

@@ -7,7 +7,15 @@ from blockconv.jit.ir import as_float64, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import copy_bytes
 from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.resize.codegen import BLENDED, COPIED, Columns, SummedRow, blend, sums_of_columns, sums_of_rows
+from blockconv.kernels.resize.codegen import (
+    BLENDED,
+    COPIED,
+    ColumnForm,
+    SummedRow,
+    blend,
+    sums_of_columns,
+    sums_of_rows,
+)
 
 
 class Tap(Arguments):
@@ -80,7 +88,7 @@ def following(a, parts, part, plane, k, outer):
 
 
 @jit.unrolled_kernel
-def resize_rows(element, lanes, form: Columns):
+def resize_rows(element, lanes, form: ColumnForm):
     """Rows of the source become a row of the scratch, and its columns the results. The nearest are copied in place.
 
     Scratch: a part of a row of the source.
@@ -170,7 +178,7 @@ def resize_pixels(element, lanes):
 
 
 @jit.unrolled_kernel
-def resize_columns(element, lanes, form: Columns):
+def resize_columns(element, lanes, form: ColumnForm):
     """Columns of two rows of the source are blended first, and then the rows. Pixels are whole; planes are apart.
 
     Scratch: the two rows; one that the next row of results needs too is kept.

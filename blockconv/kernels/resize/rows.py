@@ -35,7 +35,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.axis import Quantizations, element_words
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import chunk_of
-from blockconv.kernels.resize.codegen import ANY, BLENDED, COPIED, Columns
+from blockconv.kernels.resize.codegen import ANY, BLENDED, COPIED, ColumnForm
 from blockconv.kernels.resize.kernels import ResizeArgs, resize_columns, resize_pixels, resize_rows
 from blockconv.kernels.rewritten import has_h_inside_w, transposed_layout
 from blockconv.kernels.table import same_layout_row
@@ -127,7 +127,7 @@ def _launches(request: Request, quantizations: Quantizations = None) -> list[Lau
 
 def _columns(
     problem: ResizeProblem, inner: int, part: int, lanes: int, taps: int, read: ElementType
-) -> tuple[Columns, Words]:
+) -> tuple[ColumnForm, Words]:
     """The form of columns that takes the fewest cycles, and their table.
 
     part: elements from a pixel to the next where columns are read. read: the type there.
@@ -136,7 +136,7 @@ def _columns(
     left, weights = p.taps("w")
     known = inner if taps != ANY and part == inner <= LARGEST_BLOCK else 0
     table = np.stack([left * (part * read.itemsize), weights.view(np.int64)], axis=2)
-    form = Columns(taps, lanes if known else min(lanes, 1 << inner.bit_length() - 1), known)
+    form = ColumnForm(taps, lanes if known else min(lanes, 1 << inner.bit_length() - 1), known)
     found = [(p.ow * (1.0 + known.bit_count() if known else SHORT_CYCLES), form, table)]
     widths = (most >> k for k in range(most.bit_length()) if part == inner <= most >> k + 1)
     found = [*(_vectors(p, inner, wide, lanes, taps, read) for wide in widths), *found]
@@ -146,7 +146,7 @@ def _columns(
 
 def _vectors(
     p: ResizeProblem, inner: int, wide: int, lanes: int, taps: int, read: ElementType
-) -> tuple[float, Columns, Words]:
+) -> tuple[float, ColumnForm, Words]:
     """The cycles, the form and the table where vectors of `wide` elements of a row are sums."""
     elements, held = p.ow * inner, (read if taps == COPIED else read.computed).itemsize
     left, weights = p.taps("w")
@@ -167,7 +167,7 @@ def _vectors(
     if taps == BLENDED:
         table = np.concatenate([table, each[:, 1]], axis=1)
     cycles = len(at) * (NEAR_CYCLES if near else 1 + wide // size * PART_CYCLES)
-    return cycles, Columns(taps, wide, 0, size, int(near)), table
+    return cycles, ColumnForm(taps, wide, 0, size, int(near)), table
 
 
 def _with_w_inside_h(problem: ResizeProblem, layout: Layout) -> tuple[ResizeProblem, Layout]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from blockconv.network.planning.planned import (
     Options,
     Planned,
     cost_key,
+    ends,
     formulated,
     read_layouts,
     reorder_key,
@@ -109,10 +110,17 @@ def cost_table(given: Network, options: Options, planned: Planned) -> dict[str, 
     network, reorder = planned.network, planned.problem.reorder
     every = planned.candidates if options.measure else formulated(given, options, every=True)[2]
     found = {cost_key(c, planned.threads): c.cost for ways in every for c in ways if c.row is not None}
-    layouts = dict.fromkeys(choice.dst for step in planned.problem.steps for choice in step.choices)
+    chosen = (choice.dst for step in planned.problem.steps for choice in step.choices)
+    layouts = dict.fromkeys([*chosen, *_ends(network, options)])
     for name, src, dst in _reorders(network, layouts):
         found[reorder_key(network.shape(name), src, dst)] = reorder(name, src, dst)
     return found
+
+
+def _ends(network: Network, options: Options) -> Iterator[Layout]:
+    """The layouts that a plan reads its inputs in and writes its outputs in."""
+    for layouts in ends(network, options):
+        yield from layouts.values()
 
 
 def _reorders(network: Network, layouts: Iterable[Layout]) -> Iterable[tuple[str, Layout, Layout]]:
@@ -151,7 +159,7 @@ def _keys(network: Network, options: Options) -> dict[str, _Asked]:
         for count in ({1, options.threads} if options.measure else {1})
         if c.row is not None
     }
-    for name, src, dst in _reorders(planned, every):
+    for name, src, dst in _reorders(planned, dict.fromkeys([*every, *_ends(planned, options)])):
         tensor = planned.tensors[name]
         problem = ReorderProblem(tensor.shape, src.tag, dst.tag, 1 if tensor.type.is_packed else tensor.type.itemsize)
         known.setdefault(reorder_key(tensor.shape, src, dst), _Asked(name, problem, "reorder", src, dst))
