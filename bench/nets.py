@@ -28,7 +28,7 @@ from .results import Case, Entry, seconds
 from .run import Plan, conditions
 from .workers import Crew
 
-__all__ = ["CHOICES", "COLUMNS", "plans"]
+__all__ = ["CHOICES", "COLUMNS", "check_names", "plans"]
 
 CHOICES = {
     "auto": "optimal over modelled costs",
@@ -78,10 +78,7 @@ def plans(
 
     Raises ValueError for a name that is neither, before anything is measured.
     """
-    for name in names:
-        if name not in networks.NETWORKS and not Path(_split(name)[0]).is_file():
-            known = ", ".join(networks.NETWORKS)
-            raise ValueError(f"{suite}: networks={name!r}: is no file; give an ONNX file, or one of {known}")
+    check_names(names, suite)
     return [
         _plan(name, batch, count, choices, crew, timing, suite, dtype)
         for dtype in dtypes
@@ -89,6 +86,14 @@ def plans(
         for name in names
         for batch in batches
     ]
+
+
+def check_names(names: Sequence[str], suite: str) -> None:
+    """Raise ValueError for a name that is neither of `networks.NETWORKS` nor an ONNX file."""
+    for name in names:
+        if name not in networks.NETWORKS and not Path(_split(name)[0]).is_file():
+            known = ", ".join(networks.NETWORKS)
+            raise ValueError(f"{suite}: networks={name!r}: is no file; give an ONNX file, or one of {known}")
 
 
 def _plan(

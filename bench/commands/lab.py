@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from rich.console import Console
 
@@ -17,11 +18,29 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     common.add_common(command)
     common.add_networks(command, lab.NETWORKS, lab.CHOICES)
     command.add_argument("--layouts", nargs="*", default=["all"], help="of the break-even; none: leave it out")
+    text = "measure all of --networks into a data set there: see docs/reference/lab-data.md"
+    command.add_argument("--export", type=Path, metavar="FOLDER", help=text)
+    text = "judge planners and cost models on a data set"
+    command.add_argument("--import", type=Path, metavar="FOLDER", dest="imported", help=text)
+    command.add_argument("--merge", type=Path, nargs="+", metavar="FOLDER", help="add these data sets to --export's")
+    command.add_argument("--samples", type=int, default=200, help="assignments of layouts that --export draws (200)")
+    command.add_argument("--seed", type=int, default=0, help="of these")
+    command.add_argument("--dtype", default="float32", choices=nets.TOLERANCE, help="of --export")
+    text = "module:function, planners of your own for --import: they get an Assignment, and return {step: choice}"
+    command.add_argument("--planners", nargs="+", default=[], metavar="MODULE:FUNCTION", help=text)
+    text = "module:function, a cost model of your own for --import: it gets a row of a table and its graph"
+    command.add_argument("--model", metavar="MODULE:FUNCTION", help=text)
     command.set_defaults(peers=[])
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run it; the exit status."""
+    if options.merge and not options.export:
+        raise ValueError("--merge: give the folder that takes the others as --export FOLDER")
+    if options.imported:
+        return _import(options, console)
+    if options.export:
+        return _export(options, console)
     timing = common.timing(options)
     with common.crew(options, console) as crew:
         chosen = options.networks, options.batch, options.threads, options.choices
@@ -29,3 +48,29 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if options.layouts:
             plans += lab.sweeps(options.threads, common.given_layouts(options), crew, timing)
         return common.measured(plans, nets.COLUMNS[-2:], options, console, lab.closing)
+
+
+def _export(options: argparse.Namespace, console: Console) -> int:
+    from ..dataset import store  # which needs pyarrow when it writes
+    from ..dataset.collect import Settings
+
+    if options.merge:
+        for name in store.merge(options.export, options.merge):
+            console.print(f"added {name}", markup=False)
+        return 0
+    nets.check_names(options.networks, "lab")
+    layouts, timing = tuple(common.given_layouts(options)), common.timing(options)
+    with common.crew(options, console) as crew, console.status("") as status:
+        for threads in options.threads:
+            for batch in options.batch:
+                settings = Settings(layouts, threads, options.dtype, batch, options.samples, options.seed, timing)
+                store.export(options.export, options.networks, settings, crew, status.update)
+    return 0
+
+
+def _import(options: argparse.Namespace, console: Console) -> int:
+    from ..dataset import judge
+
+    for grid in judge.judged(options.imported, options.planners, options.model, options.seed):
+        console.print(grid.table())
+    return 0

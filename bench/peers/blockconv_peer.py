@@ -180,6 +180,13 @@ def halves_network(
             yield _refused(choice, error)
 
 
+def of_dataset(part: str, asked: Any, *arguments: Any) -> Iterator[Variant]:
+    """What `bench lab --export` measures of a network: `part` is a function of `bench.dataset.probe`."""
+    from ..dataset import probe
+
+    yield from getattr(probe, part)(asked, *arguments)
+
+
 def _planned(choice: str, net: bc.Network, x: np.ndarray, precision: FloatType, profile: bool, threads: int) -> Variant:
     plan = _plan(choice, net, {"precision": precision, "threads": threads})
 

@@ -417,7 +417,7 @@ def _timed(
         name = cost_key(candidate, threads)
         seconds = costs.get(name, known.get(name))
         if seconds is None:
-            seconds = tuning.seconds_of(*_alone(network, node, candidate, held, threads), threads)
+            seconds = tuning.seconds_of(*alone(network, node, candidate, held, threads), threads)
             known.put(name, seconds)
         times[candidate] = seconds
     ratios = sorted(seconds / candidate.cost for candidate, seconds in times.items() if candidate.cost)
@@ -431,7 +431,7 @@ def _timed(
     return tuple(best.values())
 
 
-def _alone(
+def alone(
     network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int
 ) -> tuple[Sequence[Launch], list[int]]:
     """A candidate's ops, and the bytes of each of their buffers."""

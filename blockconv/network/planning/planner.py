@@ -163,7 +163,7 @@ def optimal(
     Raises ArgumentError if no choice of candidates can be connected by reorders.
     """
     first = greedy(problem)
-    found = solve(_formulate(problem), first.cost, steps, table, report)
+    found = solve(factors_of(problem), first.cost, steps, table, report)
     if found.values is None:
         if not math.isfinite(first.cost):
             names = ", ".join(step.name for step in problem.steps[:3])
@@ -173,7 +173,7 @@ def optimal(
     return replace(best, bound=min(found.bound, best.cost))
 
 
-def _formulate(problem: Assignment) -> list[Factor]:
+def factors_of(problem: Assignment) -> list[Factor]:
     """Costs over variables 0, 1, ...: the steps; then the tensors of several readers."""
     factors = [Factor((k,), np.array([c.cost for c in step.choices])) for k, step in enumerate(problem.steps)]
     producers: dict[str, int] = {}

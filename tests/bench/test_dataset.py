@@ -1,0 +1,366 @@
+"""The lab's data set: its planners, an export that is interrupted, merged and read, and what is judged by it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockconv.network.planning.planner import Assignment, Choice, Step, evaluate, optimal
+
+pytest.importorskip("matplotlib")  # of the extra `bench`
+pytest.importorskip("onnx")
+
+import onnx
+
+from bench.dataset import collect, judge, planners, probe, schema, store, tpugraphs
+from bench.networks.builder import Builder
+from bench.peers import Variant
+from bench.workers import PeerError
+
+ROOT = Path(__file__).parents[2]
+LAYOUTS = "abc"
+
+
+# ---------------------------------------------------------------- planners
+
+
+def problem(seed: int, inputs: Sequence[Sequence[int]], reorders: bool = True) -> Assignment:
+    """Random integers for costs. inputs: of each step the steps that it reads, -1 for the network's input."""
+    random = np.random.default_rng(seed)
+    table = {pair: float(random.integers(1, 9)) for pair in itertools.product(range(-1, len(inputs)), LAYOUTS, LAYOUTS)}
+    steps = []
+    for k, its in enumerate(inputs):
+        ways = random.permutation([*itertools.product(LAYOUTS, repeat=len(its) + 1)])[:6]
+        choices = tuple(Choice(tuple(w[:-1]), w[-1], float(random.integers(1, 20)), "x") for w in ways.tolist())
+        steps.append(Step(f"s{k}", tuple(f"v{i}" for i in its), f"v{k}", choices))
+
+    def reorder(value: str, src: str, dst: str) -> float:
+        return table[int(value[1:]), src, dst] if reorders else 0.0
+
+    return Assignment(tuple(steps), {"v-1": "a"}, {f"v{len(inputs) - 1}": "a"}, reorder)
+
+
+CHAIN = [[k - 1] for k in range(6)]
+DIAMONDS = [[-1], [0], [0], [1, 2], [3], [3], [4, 5]]
+TANGLED = [[-1], [0], [0, 1], [0, 1, 2], [1, 2, 3], [0, 3, 4], [2, 4, 5]]
+
+
+def least(given: Assignment) -> float:
+    ways = itertools.product(*(range(len(step.choices)) for step in given.steps))
+    return min(evaluate(given, chosen).cost for chosen in ways)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_dynamic_programming_and_reductions_are_exact_on_chains(seed: int) -> None:
+    given = problem(seed, CHAIN[:5])
+    for plan in (planners.chain_programming, planners.reduction, planners.PLANNERS["optimal"]):
+        assert evaluate(given, plan(given)).cost == least(given)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_reductions_are_exact_where_no_variable_has_three_neighbours(seed: int) -> None:
+    given = problem(seed, DIAMONDS)
+    assert evaluate(given, planners.reduction(given)).cost == optimal(given).cost
+
+
+def test_on_a_tangle_heuristics_are_near_and_not_always_the_best() -> None:
+    ratios: dict[str, list[float]] = {}
+    for seed in range(30):
+        given = problem(seed, TANGLED)
+        for name, plan in planners.PLANNERS.items():
+            if name != "channels_last":
+                ratios.setdefault(name, []).append(evaluate(given, plan(given)).cost / optimal(given).cost)
+    assert ratios["optimal"] == [1] * 30
+    for name, found in ratios.items():
+        assert min(found) >= 1, name
+    for name in ("NeoCPU dynamic programming", "PBQP reductions"):
+        assert 1 < max(ratios[name]) < 2, name
+        assert np.mean(ratios[name]) < np.mean(ratios["random"])
+        assert np.mean(ratios[name]) < 1.15
+
+
+def test_channels_last_is_found_by_name_and_by_tag() -> None:
+    for name in ("NHWC", "acdb"):
+        lays = {"a": "abcd", "b": name, "c": "aBcd8b"}
+        one = problem(1, CHAIN)
+        renamed = tuple(
+            Step(s.name, s.inputs, s.output, tuple(Choice((lays[c.srcs[0]],), lays[c.dst], c.cost) for c in s.choices))
+            for s in one.steps
+        )
+        given = Assignment(renamed, {"v-1": "abcd"}, {}, lambda *_: 1.0)
+        chosen = planners.PLANNERS["channels_last"](given)
+        for step, k in zip(given.steps, chosen, strict=True):
+            could = any(c.dst == name == c.srcs[0] for c in step.choices)
+            assert not could or step.choices[k].dst == name
+    with pytest.raises(ValueError, match="no step writes NHWC"):
+        planners.PLANNERS["channels_last"](problem(1, CHAIN))
+
+
+# ---------------------------------------------------------------- an export
+
+
+class Here:
+    """The workers of a run, in this process. refused: a part of the name of kernels that cannot be made."""
+
+    def __init__(self, refused: str = "", interrupt_at: int = 10**9) -> None:
+        self.refused, self.left = refused, interrupt_at
+        self.asked: list[tuple[str, int]] = []
+
+    def clear(self) -> None: ...
+
+    def variants(self, name: str, op: str, part: str, asked: Any, *given: Any, threads: int) -> list[Variant]:
+        assert (name, op) == ("blockconv", "of_dataset")
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        self.asked.append((part, len(given[-1])))
+        known = probe.opened(*asked)
+        keys = [known.key(known.found[node][k]) or "" for node, k in given[0]] if part == "kernels" else []
+        if self.refused and any(self.refused in key for key in keys):
+
+            def fail() -> np.ndarray:
+                raise PeerError("refused")
+
+            return [Variant("blockconv", fail, fail, role="ours")]
+        return list(getattr(probe, part)(asked, *given, threads))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    b = Builder(1, np.random.default_rng(0))
+    x = b.conv_norm("x", 16, 3, 2, act="relu")
+    z = b.node("Add", b.conv_norm(b.conv_norm(x, 16, 3, act="relu"), 16, 1), x)
+    d = b.node("Concat", b.conv_norm(z, 8, 1), z, axis=1, channels=24)
+    d = b.node("Concat", b.conv_norm(d, 8, 1), z, axis=1, channels=24)  # z is in the first one already: it is copied
+    path = str(tmp_path_factory.mktemp("model") / "tiny.onnx")
+    onnx.save(b.model([b.node("GlobalAveragePool", b.conv_norm(d, 24, 3, 2, groups=8, act="relu"))], 3, 12, 12), path)
+    return path
+
+
+TIMING = {"rounds": 9, "min_time": 1e-6, "warmup": 1, "budget": 0.01}
+SETTINGS = collect.Settings(("NCHW", "NHWC", "NCHW8"), 1, "float32", 1, 10, 7, TIMING)
+
+
+@pytest.fixture(scope="module")
+def exported(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("pyarrow")
+    folder = tmp_path_factory.mktemp("set")
+    store.export(folder, [model], SETTINGS, Here(), lambda text: None)  # type: ignore[arg-type]
+    return folder
+
+
+def only(folder: Path) -> store.Kept:
+    (one,) = store.kept(folder)
+    return one
+
+
+@pytest.mark.slow
+def test_an_export_has_every_candidate_reorder_and_sample(exported: Path, model: str) -> None:
+    one = only(exported)
+    known = probe.opened(model, SETTINGS.layouts, "float32", 1)
+    assert len(one.tables["candidates"]) == sum(map(len, known.found))
+    assert one.graph["coverage"] == dict.fromkeys(schema.TABLES, 1.0)
+    assert one.graph["failures"] == {}
+    kernels = [row for row in one.tables["candidates"] if not row["is_view"]]
+    assert {(row["node"], row["op"]) for row in kernels} >= {("conv_0", "conv2d")}
+    assert all(0 < row["measured_q1_s"] <= row["measured_median_s"] <= row["measured_q3_s"] < 1 for row in kernels)
+    assert all(row["rounds_count"] == 9 and row["predicted_s"] > 0 for row in kernels)
+    views = [row for row in one.tables["candidates"] if row["is_view"]]
+    assert views
+    assert all(row["measured_median_s"] is None and row["key"] is None for row in views)
+    copied = {value for row in views for value in row["copies"]}
+    assert copied
+    assert copied <= {row["value"] for row in one.tables["reorders"] if row["src"] == row["dst"]}
+    for row in one.tables["reorders"]:
+        assert (row["measured_median_s"] is None) == row["is_free"]
+    samples = [row for row in one.tables["assignments"] if row["origin"] == "sample"]
+    assert len({tuple(row["chosen"]) for row in samples}) == len(samples) == 10
+    assert all(row["error_relative"] < 1e-4 for row in one.tables["assignments"])
+    best = next(row for row in one.tables["assignments"] if row["origin"] == "optimal, predicted")
+    assert best["is_optimal"]
+    assert best["predicted_s"] == pytest.approx(optimal(known.problem).cost)
+    assert all(row["predicted_s"] >= best["predicted_s"] * (1 - 1e-9) for row in one.tables["assignments"])
+    origins = {row["origin"] for row in one.tables["assignments"]}
+    assert {f"{name}, predicted" for name in planners.PLANNERS} <= origins
+    assert {"optimal, measured", "fixed acdb, predicted"} <= origins
+
+
+@pytest.mark.slow
+def test_the_tables_make_the_problems_that_were_solved(exported: Path, model: str) -> None:
+    one = only(exported)
+    predicted, measured = (judge.problem_of(one, judge.COSTS[name]) for name in ("predicted", "measured"))
+    assert predicted is not None
+    assert measured is not None
+    known = probe.opened(model, SETTINGS.layouts, "float32", 1)
+    assert optimal(predicted).cost == pytest.approx(optimal(known.problem).cost)
+    for row in one.tables["assignments"]:
+        assert judge._sum(predicted, row["chosen"]) == pytest.approx(row["predicted_s"])
+        assert judge._sum(measured, row["chosen"]) == pytest.approx(row["summed_s"])
+    found = {one.name: one for one in judge.regrets(one)}
+    assert found["optimal, measured"].by_sums == pytest.approx(0)
+    assert all(one.by_sums is not None and one.by_sums >= -1e-9 for one in found.values())
+    assert min(one.regret for one in found.values() if one.regret is not None) >= 0
+
+
+@pytest.mark.slow
+def test_own_planners_and_models_are_judged(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "def first(problem):\n    return {problem.steps[0].name: problem.steps[0].choices[0]}\n"
+        "def wrong(problem):\n    return {problem.steps[0].name: 1}\n"
+        "def doubled(row, graph):\n    return row['predicted_s'] and 2 * row['predicted_s']\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plans, models, _ = judge.judged(exported, ["of_mine:first"], "of_mine:doubled")
+    names = {row[1] for row in plans.rows}
+    assert {"of_mine:first, predicted", "of_mine:first, measured", "optimal, own costs"} <= names
+    taus = {row[1]: row[3] for row in models.rows}
+    assert taus["own costs"] == taus["predicted"]
+    with pytest.raises(ValueError, match="of_mine:wrong: has to return choices"):
+        [*judge.judged(exported, ["of_mine:wrong"])]
+
+
+@pytest.mark.slow
+def test_an_interrupted_export_goes_on_where_it_was(model: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    first, second = Here(interrupt_at=2), Here()
+    with pytest.raises(KeyboardInterrupt):
+        store.export(tmp_path, [model], SETTINGS, first, lambda text: None)  # type: ignore[arg-type]
+    assert [part for part, _ in first.asked] == ["kernels", "kernels"]
+    with pytest.raises(ValueError, match="no complete network"):
+        [*store.kept(tmp_path)]
+    (kept,) = tmp_path.glob("*/*/times.jsonl")
+    lines = kept.read_text().splitlines()
+    kept.write_text("\n".join(lines) + '\n{"key": "cut o')
+    other = SETTINGS.__class__(**{**SETTINGS.__dict__, "seed": 8})
+    with pytest.raises(ValueError, match="seed=7 was interrupted"):
+        store.export(tmp_path, [model], other, second, lambda text: None)  # type: ignore[arg-type]
+    store.export(tmp_path, [model], SETTINGS, second, lambda text: None)  # type: ignore[arg-type]
+    one = only(tmp_path)
+    keys = {row["key"] for row in one.tables["candidates"] if row["key"]}
+    assert sum(count for part, count in (*first.asked, *second.asked) if part == "kernels") == len(keys)
+    before = {json.loads(line)["key"]: json.loads(line)["measured_median_s"] for line in lines}
+    after = {row["key"]: row["measured_median_s"] for row in one.tables["candidates"]}
+    assert before.items() <= after.items()
+    assert not [*tmp_path.glob("*/*/times.jsonl")]
+    third = Here()
+    store.export(tmp_path, [model], SETTINGS, third, lambda text: None)  # type: ignore[arg-type]
+    assert third.asked == []
+
+
+@pytest.mark.slow
+def test_what_cannot_be_measured_is_null_and_no_choice_of_measured_costs(model: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    store.export(tmp_path, [model], SETTINGS, Here("conv_direct | "), lambda text: None)  # type: ignore[arg-type]
+    one = only(tmp_path)
+    missing = [row for row in one.tables["candidates"] if row["kernel"] == "conv_direct"]
+    assert missing
+    assert all(row["measured_median_s"] is None and row["predicted_s"] > 0 for row in missing)
+    assert {why for key, why in one.graph["failures"].items() if "conv_direct" in key} == {"refused"}
+    assert one.graph["coverage"]["candidates"] < 1
+    measured = judge.problem_of(one, judge.COSTS["measured"])
+    names = [] if measured is None else [choice.kernel for step in measured.steps for choice in step.choices]
+    assert not any("conv_direct" in (name or "") for name in names)
+    used = {(row["node"], row["candidate"]) for row in missing}
+    nodes = [node["name"] for node in one.graph["nodes"]]
+    for row in one.tables["assignments"]:
+        if used & set(zip(nodes, row["chosen"], strict=True)):
+            assert row["summed_s"] is None
+
+
+@pytest.mark.slow
+def test_sets_of_two_machines_merge(exported: Path, tmp_path: Path) -> None:
+    assert len(store.merge(tmp_path / "all", [exported])) == 1
+    assert store.merge(tmp_path / "all", [exported]) == []
+    (record,) = exported.glob("*/machine.json")
+    other = tmp_path / "other" / record.parent.name
+    store.merge(tmp_path / "other", [exported])
+    told = json.loads(record.read_text())
+    (other / "machine.json").write_text(json.dumps({**told, "machine": {**told["machine"], "memory_gib": 1.0}}))
+    (copied,) = store.merge(tmp_path / "all", [tmp_path / "other"])
+    assert copied.startswith(f"{record.parent.name}-")
+    assert len([*store.kept(tmp_path / "all")]) == 2
+    (tmp_path / "other" / record.parent.name / "machine.json").write_text(record.read_text())
+    table = tmp_path / "other" / copied.replace(copied.partition("/")[0], record.parent.name) / "assignments.parquet"
+    schema.write_table(table, "assignments", [], {})
+    with pytest.raises(ValueError, match="different measurements of one run"):
+        store.merge(tmp_path / "all", [tmp_path / "other"])
+
+
+@pytest.mark.slow
+def test_another_version_is_refused(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.merge(tmp_path, [exported])
+    monkeypatch.setattr(schema, "VERSION", 2)
+    with pytest.raises(ValueError, match="has version 1; this reads 2"):
+        [*store.kept(tmp_path)]
+    with pytest.raises(ValueError, match="says 'blockconv-lab 1'"):
+        schema.read_table(next(tmp_path.glob("*/*/candidates.parquet")))
+    with pytest.raises(ValueError, match="'milliseconds' is no column"):
+        schema.write_table(tmp_path / "x", "candidates", [{"milliseconds": 1}], {})
+
+
+@pytest.mark.slow
+def test_arrays_have_the_form_of_tpugraphs(exported: Path) -> None:
+    one = only(exported)
+    (path,) = exported.glob("*/*/tpugraphs.npz")
+    with np.load(path) as arrays:
+        z = dict(arrays)
+    nodes, configs = len(one.graph["nodes"]), len(z["config_runtime"])
+    assert z["node_feat"].shape == (nodes, len(tpugraphs.FEATURES))
+    assert z["node_opcode"].shape == (nodes,)
+    assert [z["opcodes"][k] for k in z["node_opcode"]] == [node["op"] for node in one.graph["nodes"]]
+    assert z["node_config_feat"].shape[:2] == (configs, len(z["node_config_ids"]))
+    distinct = {tuple(row["chosen"]): row["measured_median_s"] for row in one.tables["assignments"]}
+    assert sorted(z["config_runtime"]) == pytest.approx(sorted(1e9 * seconds for seconds in distinct.values()))
+    names = [node["name"] for node in one.graph["nodes"]]
+    pairs = {(names[a], names[b]) for a, b in z["edge_index"]}
+    assert pairs == {(e["reader"], e["producer"]) for e in one.graph["edges"] if e["reader"] and e["producer"]}
+    # Each configuration says what its candidate reads and writes, and by which kernel.
+    width = len(z["layouts"])
+    ways = {(row["node"], row["candidate"]): row for row in one.tables["candidates"]}
+    for config, chosen in zip(z["node_config_feat"], distinct, strict=True):
+        for feature, k in zip(config, z["node_config_ids"], strict=True):
+            row = ways[names[k], chosen[k]]
+            src, dst, kernel = np.flatnonzero(feature)
+            assert z["layouts"][src] == row["srcs"][0]
+            assert z["layouts"][dst - width] == row["dst"]
+            assert z["kernels"][kernel - 2 * width] == (row["kernel"] or "")
+
+
+# ---------------------------------------------------------------- scores
+
+
+def test_kendalls_tau_counts_pairs() -> None:
+    a = np.array([1.0, 2, 3, 4])
+    assert judge.kendall(a, a**2) == 1
+    assert judge.kendall(a, -a) == -1
+    assert judge.kendall(a, np.ones(4)) == 0
+    assert judge.kendall(a, np.array([2.0, 1, 3, 4])) == pytest.approx(4 / 6)
+    assert judge.kendall(a, np.array([1.0, 1, 2, 3])) == pytest.approx(5 / math.sqrt(6 * 5))  # tau-b, as SciPy has it
+
+
+def test_the_best_of_five_is_no_worse_than_the_best_of_one() -> None:
+    random = np.random.default_rng(3)
+    seconds = random.uniform(1, 2, 60)
+    costs = seconds + random.normal(0, 0.05, 60)
+    found = judge.scores(costs, seconds)
+    blind = judge.scores(random.uniform(size=60), seconds)
+    assert 0 <= found.top_5 <= found.top_1
+    assert found.tau_interval[0] <= found.tau <= found.tau_interval[1]
+    assert found.tau > 0.8 > abs(blind.tau)
+    assert found == judge.scores(np.array(costs), seconds)  # the same resamples
+
+
+# ---------------------------------------------------------------- pages
+
+
+def test_the_reference_lists_every_column() -> None:
+    page = (ROOT / "docs" / "reference" / "lab-data.md").read_text(encoding="utf-8")
+    for name in schema.TABLES:
+        assert "\n".join(schema.listed(name)) in page, name
