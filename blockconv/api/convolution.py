@@ -196,7 +196,7 @@ class CheckedConvolution:
             arithmetic = Arithmetic(op, weight, bias, activation, values or NOTHING_QUANTIZED, given)
             arithmetic.types(src)
             assert to.packing is not None
-            weight = np.asarray(weight)
+            weight = np.ascontiguousarray(weight) if isinstance(weight, BlockedArray) else weight
             start, between, room = room_for(to.packing)
             held = (
                 *arithmetic.beside_weights(*to[:3], weight, bias, residual),
