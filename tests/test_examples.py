@@ -16,6 +16,7 @@ SAID = {
     "blocked_layouts.py": "and back, bit for bit: True",
     "choose_layouts.py": r"optimal .*\n(.*\n)+alternating ",
     "drop_in_conv2d.py": r"An error says what to do: conv2d: stride=0",
+    "lab_data.py": r"optimal, measured ",
     "large_image.py": r"found (\d+) of \1 discs, and 0 where",
     "many_threads.py": r"plan .*the same bits: True\nConv2d .*the same bits: True",
     "onnx_model.py": r"5 nodes became 3 kernel calls.*\n(.*\n)the loaded plan gives the same bits: True",
@@ -30,6 +31,9 @@ SAID = {
 def test_it_runs(path: Path, run_python: Callable[..., object]) -> None:
     if path.name == "onnx_model.py":
         pytest.importorskip("onnx")
+    if path.name == "lab_data.py":
+        pytest.importorskip("pandas")
+        pytest.importorskip("pyarrow")
     done = run_python([str(path)], timeout=300, PYTHONWARNINGS="default", PYTHONIOENCODING="utf-8")
     assert re.search(SAID[path.name], done.stdout), done.stdout
     assert "SlowPathWarning" not in done.stderr

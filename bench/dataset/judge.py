@@ -26,7 +26,7 @@ from . import planners
 from .collect import Row
 from .store import Kept, kept
 
-__all__ = ["Scores", "judged", "kendall", "problem_of", "regrets", "scores", "times_of"]
+__all__ = ["Scores", "judged", "kendall", "main_grid", "problem_of", "regrets", "scores", "times_of"]
 
 RESAMPLES = 400
 TOP = 5
@@ -42,6 +42,7 @@ def judged(folder: Path, own: Sequence[str] = (), model: str | None = None, seed
     """
     sets, functions = list(kept(folder)), {name: _function(name) for name in own}
     costs = None if model is None else _function(model)
+    yield main_grid(sets, functions, costs)
     rows = [row for one in sets for row in _regret_rows(one, functions, costs)]
     heads = (
         "network",
@@ -219,6 +220,28 @@ def _answer(problem: Assignment, name: str, function: Own) -> tuple[int, ...]:
     rest = replace(problem, steps=tuple(steps))
     each = zip(problem.steps, steps, optimal(rest).chosen, strict=True)
     return tuple(whole.choices.index(step.choices[k]) for whole, step, k in each)
+
+
+def main_grid(sets: Sequence[Kept], own: Mapping[str, Own] = {}, model: Costs | None = None) -> Grid:
+    """The regret of each planner on each network, the least mean first. Planners of all networks have a mean."""
+    found = [{one.name: one.regret for one in regrets(kept, own, model)} for kept in sets]
+    means = {}
+    for name in dict.fromkeys(name for each in found for name in each):
+        shares = [share for each in found if (share := each.get(name)) is not None]
+        if len(shares) == len(found):
+            means[name] = statistics.fmean(shares)
+    order = sorted(dict.fromkeys(name for each in found for name in each), key=lambda name: means.get(name, math.inf))
+    rows = [
+        (name, *(_share(each.get(name)) for each in found), _share(means.get(name)))
+        for name in order
+        if any(each.get(name) is not None for each in found)
+    ]
+    heads = "planner, costs", *(_title(one) if len({k.run for k in sets}) > 1 else one.network for one in sets), "mean"
+    return Grid("Percent slower than the best measured assignment", heads, rows)
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}"
 
 
 def _regret_rows(one: Kept, own: Mapping[str, Own], model: Costs | None) -> Iterator[tuple[str, ...]]:

@@ -165,8 +165,18 @@ def _channels_last(problem: Assignment) -> Chosen:
 
 
 def _best_fixed(problem: Assignment) -> Chosen:
-    """The single layout that costs least, wherever a step can run in it."""
-    return min((fixed(problem, layout) for layout in layouts_of(problem)), key=lambda found: found.cost).chosen
+    """The single layout that costs least, wherever a step can run in it.
+
+    Only a layout that half as many steps can run in as any other: one of the last step alone would fix nothing.
+    """
+    runs = {layout: sum(_runs_in(step, layout) for step in problem.steps) for layout in layouts_of(problem)}
+    usual = [layout for layout, count in runs.items() if 2 * count >= max(runs.values())]
+    return min((fixed(problem, layout) for layout in usual), key=lambda found: found.cost).chosen
+
+
+def _runs_in(step: Step, layout: Any) -> bool:
+    """Whether a choice reads and writes this layout alone."""
+    return any({choice.dst, *choice.srcs} == {layout} for choice in step.choices)
 
 
 def _fastest_ops(problem: Assignment) -> Chosen:

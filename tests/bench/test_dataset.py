@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,18 @@ def test_channels_last_is_found_by_name_and_by_tag() -> None:
             assert not could or step.choices[k].dst == name
     with pytest.raises(ValueError, match="no step writes NHWC"):
         planners.PLANNERS["channels_last"](problem(1, CHAIN))
+
+
+def test_the_best_fixed_layout_is_one_that_many_steps_run_in() -> None:
+    """The last step alone writes "ab": fixing that would leave all other steps free."""
+    ways = [Choice((a,), b, 1.0 + (a == b)) for a in LAYOUTS for b in LAYOUTS]
+    steps = [Step(f"s{k}", (f"v{k - 1}",), f"v{k}", tuple(ways)) for k in range(4)]
+    steps.append(Step("s4", ("v3",), "v4", tuple(Choice((a,), "ab", 1.0) for a in LAYOUTS)))
+    given = Assignment(tuple(steps), {"v-1": "a"}, {}, lambda *_: 0.0)
+    assert optimal(given).cost == 5
+    chosen = planners.PLANNERS["best fixed layout"](given)
+    assert evaluate(given, chosen).cost == 9
+    assert len({step.choices[k].dst for step, k in zip(steps[:4], chosen, strict=False)}) == 1
 
 
 # ---------------------------------------------------------------- an export
@@ -217,9 +231,10 @@ def test_own_planners_and_models_are_judged(exported: Path, tmp_path: Path, monk
         "def doubled(row, graph):\n    return row['predicted_s'] and 2 * row['predicted_s']\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    plans, models, _ = judge.judged(exported, ["of_mine:first"], "of_mine:doubled")
+    main, plans, models, _ = judge.judged(exported, ["of_mine:first"], "of_mine:doubled")
     names = {row[1] for row in plans.rows}
     assert {"of_mine:first, predicted", "of_mine:first, measured", "optimal, own costs"} <= names
+    assert names >= {row[0] for row in main.rows}
     taus = {row[1]: row[3] for row in models.rows}
     assert taus["own costs"] == taus["predicted"]
     with pytest.raises(ValueError, match="of_mine:wrong: has to return choices"):
@@ -364,3 +379,48 @@ def test_the_reference_lists_every_column() -> None:
     page = (ROOT / "docs" / "reference" / "lab-data.md").read_text(encoding="utf-8")
     for name in schema.TABLES:
         assert "\n".join(schema.listed(name)) in page, name
+
+
+SAMPLE = ROOT / "bench" / "results" / "lab-data"
+
+
+def test_the_sample_is_complete_and_sound() -> None:
+    pytest.importorskip("pyarrow")
+    sets = [*store.kept(SAMPLE)]
+    assert {one.network for one in sets} == {"mobilenetv2", "shufflenet", "squeezenet"}
+    for one in sets:
+        assert one.graph["failures"] == {}
+        assert all(share == 1 for share in one.graph["coverage"].values())
+        rows = one.tables["assignments"]
+        assert len({tuple(row["chosen"]) for row in rows}) > 50
+        assert all(row["is_optimal"] for row in rows if row["origin"].startswith("optimal"))
+        for name in ("predicted", "measured"):
+            given = judge.problem_of(one, judge.COSTS[name])
+            assert given is not None
+            (kept,) = [row for row in rows if row["origin"] == f"optimal, {name}"]
+            assert optimal(given).cost == pytest.approx(kept["bound_s"])
+            for plan in (planners.chain_programming, planners.reduction):
+                assert evaluate(given, plan(given)).cost >= kept["bound_s"] * (1 - 1e-9)
+        found = {regret.name: regret for regret in judge.regrets(one)}
+        assert found["random, predicted"].regret > found["optimal, measured"].regret  # type: ignore[operator]
+    size = sum(path.stat().st_size for path in SAMPLE.rglob("*") if path.is_file())
+    assert size < 3e6
+
+
+def test_the_datasheet_shows_the_tables_of_the_sample() -> None:
+    pytest.importorskip("pyarrow")
+    page = (ROOT / "docs" / "explanation" / "lab-data.md").read_text(encoding="utf-8")
+    main, _, models, coverage = judge.judged(SAMPLE)
+    for grid in (main, models, coverage):
+        assert "\n".join(grid.markdown()) in page, grid.title
+
+
+def test_a_script_with_pandas_alone_prints_the_main_table() -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("pandas")
+    script = ROOT / "examples" / "lab_data.py"
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= 40
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    for row in next(iter(judge.judged(SAMPLE))).rows:
+        line = next(line for line in done.stdout.splitlines() if line.startswith(f"{row[0]} "))
+        assert line.removeprefix(row[0]).split() == [*row[1:]]
