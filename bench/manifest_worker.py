@@ -28,7 +28,8 @@ from blockconv.kernels.common.request import Request
 from blockconv.machine.machine import host
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
-from blockconv.network.planning.binding import OUTPUT, Workspace, bind
+from blockconv.network.ops.base import OUTPUT
+from blockconv.network.planning.binding import Workspace, bind
 from blockconv.network.planning.candidates import Candidate, Pricing, candidates, element_types
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Launch, Program, address_of
@@ -191,11 +192,11 @@ class Worker:
         def result() -> str:
             ops, operands = bind(network, node, candidate, held, 1)
             out = empty(network.shape(node.output), dst, network.tensors[node.output].dtype).storage
-            places = {OUTPUT: out}
+            places: dict[Any, Any] = {OUTPUT: out}
             for k, (shape, layout) in enumerate(zip(case.inputs, srcs, strict=True)):
                 places[k] = stored(uniform(shape, case.dtype, f"{case.name} {k}"), layout)
             arrays = [np.empty(x.nbytes, np.uint8) if isinstance(x, Workspace) else x for x in operands]
-            return _result(ops, [places[x] if isinstance(x, int) else x for x in arrays], [out])
+            return _result(ops, [places[x] if isinstance(x, int) else x for x in arrays if x is not None], [out])
 
         def packed() -> Sequence[Launch]:
             form = row.prepare(problem, src, dst, types).weights

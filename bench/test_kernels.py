@@ -29,7 +29,8 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
-from blockconv.network.planning.binding import OUTPUT, bind
+from blockconv.network.ops.base import OUTPUT
+from blockconv.network.planning.binding import bind
 from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Program, address_of

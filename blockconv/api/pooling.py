@@ -20,7 +20,7 @@ from blockconv.core.checks import MOST_EXTENT, Pads, Pair, Shape, check_extents,
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import with_gradient
 from blockconv.core.layout import Layout
-from blockconv.core.problem import AdaptivePool2dProblem, Pool2dBackwardProblem, Pool2dProblem, PoolKind
+from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKind
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import NIBBLES, Types, is_quantized
 from blockconv.dispatch.array import BlockedArray
@@ -544,7 +544,7 @@ def _solve_gradient(op: str, call: Call) -> Computation:
     named = "input" if pool == "max_pool2d" else "input_shape"
     sizes = checked_shape(op, named, shape)
     with raised_by(op):
-        problem = Pool2dBackwardProblem(PROBLEMS[pool](sizes, *parameters))
+        problem = PROBLEMS[pool](sizes, *parameters).backward()
     for name, x in call.arrays.items():
         if x.shape != problem.src_shape:
             raise ArgumentError(op, name, x.shape, f"has to have the shape of the output, {problem.src_shape}")

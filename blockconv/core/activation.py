@@ -307,6 +307,54 @@ FUNCTIONS = {
     "exp2": Definition("2 ** x", np.exp2, _of_library("exp2")),
     "trunc": Definition("x without its fraction", np.trunc, _of_llvm("trunc")),
 }
+
+
+def _hardswish_slope(v: Any, g: Any, x: Any) -> Any:
+    slope = v.add(v.mul(x, v.c(1 / 3)), v.c(0.5))
+    inner = v.b.select(v.b.fcmp_ordered("<", x, v.c(3.0)), v.mul(g, slope), g)
+    return v.b.select(v.b.fcmp_ordered("<=", x, v.c(-3.0)), v.zero, inner)
+
+
+def _silu_slope(v: Any, g: Any, x: Any) -> Any:
+    s = v.sigmoid(x)
+    return v.mul(v.mul(g, s), v.add(v.c(1.0), v.mul(x, v.b.fsub(v.c(1.0), s))))
+
+
+def _gelu_slope(v: Any, g: Any, x: Any) -> Any:
+    share = v.mul(v.add(v.erf(v.mul(x, v.c(math.sqrt(0.5)))), v.c(1.0)), v.c(0.5))
+    density = v.mul(v.exp_to_zero(v.mul(v.mul(x, x), v.c(-0.5))), v.c(1 / math.sqrt(2 * math.pi)))
+    return v.mul(g, v.add(share, v.mul(x, density)))
+
+
+def _of_x(slope: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
+    return lambda g, x: np.asarray(g * slope(x))
+
+
+def _silu_slope_of(x: Array) -> Array:
+    s = _logistic(x)
+    return np.asarray(s * (1 + x * (1 - s)))
+
+
+# Gradients of activations: reference(g, x) and code(vectors, g, x). g: the gradient of the output. x: the input, or of
+# relu the output, y.
+GRADIENTS = {
+    "relu": Definition(
+        "g if y > 0 else 0",
+        lambda g, y: np.where(y <= 0, 0, g),
+        lambda v, g, y: v.b.select(v.b.fcmp_ordered("<=", y, v.c(0.0)), v.zero, g),
+    ),
+    "silu": Definition("g * s * (1 + x * (1 - s)), s = sigmoid(x)", _of_x(_silu_slope_of), _silu_slope),
+    "hardswish": Definition(
+        "g * (0 if x <= -3 else 1 if x >= 3 else x / 3 + 1 / 2)",
+        _of_x(lambda x: np.where(x <= -3, 0, np.where(x < 3, x / 3 + 0.5, 1))),
+        _hardswish_slope,
+    ),
+    "gelu": Definition(
+        "g * (p(x) + x * p'(x)), p(x) = (1 + erf(x / sqrt(2))) / 2",
+        _of_x(lambda x: (1 + _erf(x * math.sqrt(0.5))) / 2 + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)),
+        _gelu_slope,
+    ),
+}
 NUMBERS = {
     name: number
     for table in (ACTIVATIONS, FUNCTIONS)

@@ -17,7 +17,8 @@ BinaryKind = Literal[
     "add", "sub", "mul", "div", "max", "min", "pow", "fmod", "atan2", "mod",
     "equal", "less", "less_equal", "and", "or", "xor",
 ]  # fmt: skip
-ElementKind = Literal["activation", "lookup", "affine", BinaryKind, "where", "convert"]
+GradientKind = Literal["relu_gradient", "silu_gradient", "hardswish_gradient", "gelu_gradient"]
+ElementKind = Literal["activation", "lookup", "affine", BinaryKind, "where", "convert", GradientKind]
 OPERANDS: dict[str, int] = {"where": 3, **dict.fromkeys(("activation", "lookup", "affine", "convert"), 1)}  # else 2
 IndexForm = Literal["along", "elements", "tuples"]
 ScatterKind = Literal["none", "add", "mul", "max", "min"]

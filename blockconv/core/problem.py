@@ -154,6 +154,10 @@ class _Images(OpProblem):
 class _Pooled(_Images):
     """The base of pools: source and destination have the same channels."""
 
+    def backward(self) -> Pool2dBackwardProblem:
+        """The gradient of its input."""
+        return Pool2dBackwardProblem(self)  # type: ignore[arg-type]
+
     @property
     def dst_shape(self) -> Shape:
         """The logical shape of the destination, (n, ic, oh, ow)."""
@@ -220,6 +224,10 @@ class Conv2dProblem(_Images):
         if self.n and not self.ih * self.iw:  # without images PyTorch asks for room for the window alone
             raise ArgumentError(self.op, "iw" if self.ih else "ih", 0, "must be at least 1")
         set_outputs(self, itemsize=4)
+
+    def backward_weights(self) -> Conv2dBackwardWeightsProblem:
+        """The gradient of its weights."""
+        return Conv2dBackwardWeightsProblem(*(getattr(self, one.name) for one in fields(self) if one.init))
 
     @property
     def macs(self) -> int:

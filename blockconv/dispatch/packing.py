@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,16 +11,16 @@ import numpy.typing as npt
 from blockconv.core.activation import Activation
 from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout, part_of
-from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Array, ieee
-from blockconv.dispatch.selection import reorder_program
+from blockconv.core.problem import Conv2dProblem, ReorderProblem
+from blockconv.core.types import Array, Types, ieee
+from blockconv.dispatch.selection import program_of, reorder_program
 from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import activation_arguments
-from blockconv.kernels.common.copies import FillArgs, fill_extents
+from blockconv.kernels.common.copies import FillArgs, SpreadArgs, fill_extents, spread_elements
 from blockconv.kernels.reorder.taps import pack_taps_op
 from blockconv.kernels.table import ALIGNED, TapsPiece
 from blockconv.machine.machine import host
-from blockconv.runtime import Buffer, Launch, Program, Scratch, address_of, aligned_empty
+from blockconv.runtime import OWN_TABLE, Buffer, Launch, Program, Scratch, address_of, aligned_empty
 from blockconv.runtime.memory import ALIGNMENT, Empty
 
 PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
@@ -103,6 +104,33 @@ def _packing_of_piece(piece: TapsPiece, source: Layout, shape: Shape, itemsize: 
         return Packing(Program(launches), nbytes, 0)
     launches = [*(launch.with_buffers({1: 2}) for launch in launches), transform.launch(problem).with_buffers({0: 2})]
     return Packing(Program(launches), transform.nbytes(problem), nbytes)
+
+
+def packing_launches(
+    problem: Conv2dProblem, is_last: bool, form: WeightForm, types: Types, first: int
+) -> tuple[list[Launch], list[int]]:
+    """Ops that pack the weights of buffer `first` into buffer 1, and bytes: of buffer 1, then of those after `first`.
+
+    is_last: whether the weights have channels last; else they are row-major.
+    """
+    source, itemsize = _CHANNELS_LAST if is_last else PLAIN, form.dot.itemsize or types.wei.itemsize
+    how, launches, given = packing(problem, source, form, itemsize), list[Launch](), first
+    if itemsize != types.wei.itemsize:  # 16-bit floats that are multiplied as float32
+        line, shape = Layout("a"), (math.prod(problem.wei_shape),)
+        reorder = ReorderProblem(shape, line.name, line.name, types.wei.itemsize)
+        converted = Types.converted(types.wei.array_dtype, f"float{8 * itemsize}")
+        given = first + 2
+        widening = program_of("reorder", reorder, line, line, converted, 1, quantizations=(None, None))[0]
+        launches += [launch.with_buffers({0: first, 1: given}) for launch in widening.launches]
+    launches += [launch.with_buffers({0: given, 2: first + 1}) for launch in how.program.launches]
+    wide = [shape[0] * itemsize] if given != first else []
+    return launches, [how.nbytes, how.between, *wide]
+
+
+def spread_launch(positions: Array, itemsize: int, src: Buffer, dst: Buffer) -> Launch:
+    """The op that gives each element of `dst` the one of `src` that `positions` counts from 1, or 0."""
+    args = SpreadArgs(dst=dst, src=src, table=OWN_TABLE)
+    return Launch(spread_elements(itemsize), args, positions.size, positions.size, table=positions.reshape(-1))
 
 
 def weights_layout(weight: Array) -> Layout | None:

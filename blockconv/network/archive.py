@@ -188,10 +188,10 @@ def _typed(wanted: Any, value: Any) -> Any:
         return value
     if wanted is bytes and isinstance(value, str):
         return base64.b64decode(value, validate=True)
-    if wanted is Activation and isinstance(value, dict):
-        return _record(value, (Activation,))
     if wanted is ops.Op and isinstance(value, dict):
         return _record(value, tuple(_ATTRIBUTES.values()))
+    if wanted in (Activation, *_ATTRIBUTES.values()) and isinstance(value, dict):
+        return _record(value, (wanted,))
     if wanted is Quantization and isinstance(value, list):
         scale, zero_point = value
         return Quantization(scale, zero_point)

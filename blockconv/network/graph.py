@@ -27,7 +27,7 @@ from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, Array, ElementType, element, ieee
 from blockconv.network.foreign import counted
 from blockconv.network.limits import Limits
-from blockconv.network.ops import Dequantize, Op, Reshape
+from blockconv.network.ops import Dequantize, FurtherResult, Op, Reshape
 from blockconv.network.ops.rule import Site, Tensor
 from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
@@ -317,8 +317,12 @@ class Network:
                 )
             values[tensor.name] = elements_of(array, tensor, self.name)
         last = {name: node for node in self.nodes for name in node.inputs}
+        beside: dict[str, list[Array]] = {}  # results beside the output, by its name
         for node in self.nodes:
-            result = computed(node, *node.among(values))
+            if isinstance(node.attributes, FurtherResult):
+                result = beside[node.inputs[0]][node.attributes.number]
+            else:
+                result, *beside[node.output] = _as_tuple(computed(node, *node.among(values)))
             values[node.output] = held(result, self.tensors[node.output].type)
             for name in set(node.inputs):
                 if not every and last[name] is node and name not in self.outputs:
@@ -549,6 +553,10 @@ def _check_counts(node: Node, title: str) -> None:
         if len(given) not in taken:
             counts = f"{taken.start}" if len(taken) == 1 else f"{taken.start} to {taken.stop - 1}"
             raise NetworkError(title or str(node), argument, given, f"{node.op} takes {counts}")
+
+
+def _as_tuple(result: Any) -> tuple[Array, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 @ieee

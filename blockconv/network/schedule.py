@@ -9,6 +9,7 @@ after the other.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from blockconv.network import foreign, ops
 from blockconv.network.graph import Network, Node, named_error
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.rule import View
-from blockconv.network.planning.binding import OUTPUT, BoundNode, Workspace, bind_all
+from blockconv.network.planning.binding import BoundNode, Workspace, bind_all
 from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Buffer, Launch, address_of
@@ -150,7 +151,7 @@ class _Draft(NamedTuple):
     """
 
     action: Action
-    operands: tuple[_Location | Array, ...]
+    operands: tuple[_Location | Array | None, ...]
 
 
 class _Scheduler:
@@ -161,6 +162,7 @@ class _Scheduler:
         self.drafts: list[_Draft] = []
         self.views: dict[Value, tuple[Value, ...]] = {}
         self.constants: list[Array] = []  # that values are
+        self.beside: dict[tuple[str, int], _Location] = {}  # results beside a node's output, by its name
         self.failing, self.reports = list[FailureReport](), _Block(0)  # at offsets in this block
 
     def nbytes(self, value: Value) -> int:
@@ -219,24 +221,36 @@ class _Scheduler:
         locations = [self.need(value) for value in reads]
         value = node.output, candidate.dst
         self.made[node.output] = candidate.dst
+        if isinstance(node.attributes, ops.FurtherResult):
+            layout = self.made[node.inputs[0]] if value[1].ndim == 4 else value[1]
+            self.made[node.output], self.views[node.output, layout] = layout, reads
+            self.locations[node.output, layout] = self.beside[node.inputs[0], node.attributes.number]
+            return
         if candidate.view is not None:
             self.view(node, candidate.view, reads, locations, value)
             return
         assert candidate.row is not None
         assert bound is not None
-        target = self.allocate(value)
+        locations = [*locations, *self.results_beside(node, candidate.dst)[::-1], self.allocate(value)]
         operands = tuple(
             operand
-            if isinstance(operand, np.ndarray)
+            if operand is None or isinstance(operand, np.ndarray)
             else self.memory(node, operand)
             if isinstance(operand, Workspace)
-            else target
-            if operand == OUTPUT
-            else locations[operand]
+            else locations[operand]  # OUTPUT and what is beside it are counted from the end
             for operand in bound.operands
         )
         action = Action(node.name, node.op, candidate.row.name, reads, value, candidate.cost, bound.launches, node)
         self.drafts.append(_Draft(action, operands))
+
+    def results_beside(self, node: Node, layout: Layout) -> list[_Location]:
+        """New blocks for the results beside a node's output, which has this layout."""
+        site, made = self.network.site(node), []
+        for k, (shape, type) in enumerate(node.attributes.further(site)):
+            count = layout.size(site.output.shape) if shape is None else math.prod(shape)
+            made.append(_Location(_Block(type.nbytes(count))))
+            self.beside[node.output, k] = made[-1]
+        return made
 
     def memory(self, node: Node, needed: Workspace) -> _Location:
         """The memory that a node's ops need beside its values."""
@@ -323,7 +337,9 @@ def _bound_action(draft: _Draft) -> Action:
     return made
 
 
-def _address(operand: _Location | Array) -> Buffer | int:
+def _address(operand: _Location | Array | None) -> Buffer | int:
+    if operand is None:
+        return 0
     if isinstance(operand, np.ndarray):
         return address_of(operand)
     root, offset = operand.block.root()

@@ -31,7 +31,6 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError, BlockconvError, ignoring, warn
 from blockconv.core.layout import Layout
-from blockconv.core.types import NUMBERS
 from blockconv.frontends.torch.decompositions import decompositions, kept_whole, strides_of_kernels
 from blockconv.frontends.torch.ops import HEAVY, OPS
 from blockconv.frontends.torch.reader import (
@@ -46,8 +45,9 @@ from blockconv.frontends.torch.reader import (
     writes,
 )
 from blockconv.frontends.torch.reports import Compiled, memory_of, recorded
-from blockconv.frontends.torch.training import partition_step, place_op, place_ops
+from blockconv.frontends.torch.training import partition_step, place_norms
 from blockconv.frontends.torch.weights import Snapshot, lent
+from blockconv.frontends.torch.windows import is_last
 from blockconv.network.graph import Network
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.plan import Plan, check_options, compile_between
@@ -58,7 +58,6 @@ OP = 'torch.compile(backend="blockconv")'
 KEPT = 8  # plans that a part keeps, for memory formats and for numbers
 SIZES = 256  # sizes of inputs for which a part knows its results; their plan keeps fewer of them bound
 LEAST = 8  # nodes of a part that has neither convolution, nor pool, nor matrix
-TYPES = tuple(name for name in NUMBERS if name != "float64")
 NHWC = Layout("NHWC")
 Shapes = tuple[Shape, ...]
 log = logging.getLogger("blockconv.torch")
@@ -89,11 +88,6 @@ class Settings(NamedTuple):
             check_threads(OP, "threads", made.threads)
         return made
 
-    def of_plans(self) -> list[str]:
-        """The options of plans that are not the defaults."""
-        given = self._replace(fallback="eager")
-        return [name for name in self._fields if getattr(given, name) != self._field_defaults[name]]
-
     def options(self) -> Options:
         """The options of each plan."""
         return Options(self.layouts, "optimal", False, self.threads or get_num_threads(), self.accuracy)
@@ -106,48 +100,33 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
 
     owned: list[Any] = []
 
-    def infer(graph: Any, inputs: Sequence[Any]) -> Any:
-        return _inference(graph, recorded(name, "inference", owned), settings)
-
-    def train(kind: str, graph: Any, inputs: Sequence[Any]) -> Any:
-        started, record = time.perf_counter(), recorded(name, kind, owned)
-        record.nodes, record.taken, record.refused = place_ops(graph)
-        record.seconds += time.perf_counter() - started
-        with ignoring():
-            log.info("%s", record)
-        static = _static() if kind == "forward" else set()
-        if kind == "forward" and (ignored := settings.of_plans()):
-            text = f"blockconv: {name}: a step of training has no plan, so that {', '.join(ignored)} have no effect"
-            warn(text, 2, UserWarning)
-        if settings.fallback == "inductor":
-            return _recorded(_inductor().compile_step(graph, inputs, kind == "backward", static), record, static)
-        return _boxed(graph, record, static)
+    def compiled(kind: str, graph: Any, inputs: Sequence[Any]) -> Any:
+        strides_of_kernels(graph.graph)
+        how = settings if kind == "inference" else settings._replace(precision="float32")
+        if kind == "forward" and how != settings:
+            warn(f"blockconv: {name}: precision has no effect in a step of training", 2, UserWarning)
+        if (
+            kind != "inference" and how.layouts == "auto"
+        ):  # gradients read nearly all values, and tensors have no blocks
+            how = how._replace(layouts=("NCHW", "NHWC"))
+        return _planned(graph, recorded(name, kind, owned), how, set() if kind == "backward" else _static())
 
     how: dict[str, Any] = {"decompositions": decompositions()}
     if trains := _needs_gradients(example_inputs):
-        how = {"decompositions": {}, "partition_fn": partition_step}
-        if settings.fallback == "inductor":
-            how = _inductor().for_training()
+        how["partition_fn"] = partition_step
         # Else PyTorch writes running statistics after the graph, and a checkpoint that reads them finds them changed.
         how["keep_inference_input_mutations"] = True
     elif not torch._dynamo.config.assume_static_by_default:  # which has as inputs those alone that changed before
         _mark_static(gm.graph)
 
     compiler = aot_autograd(
-        fw_compiler=functools.partial(train, "forward"),
-        bw_compiler=functools.partial(train, "backward"),
-        inference_compiler=infer,
+        fw_compiler=functools.partial(compiled, "forward"),
+        bw_compiler=functools.partial(compiled, "backward"),
+        inference_compiler=functools.partial(compiled, "inference"),
         **how,
     )
     with kept_whole(trains):
         return compiler(gm, example_inputs)
-
-
-def _inductor() -> Any:
-    """The module of that name, whose import takes seconds."""
-    from blockconv.frontends.torch import inductor
-
-    return inductor
 
 
 def _needs_gradients(inputs: Sequence[Any]) -> bool:
@@ -204,19 +183,14 @@ def _recorded(run: Callable[[list[Any]], Any], record: Compiled, static: Collect
 # ---------------------------------------------------------------- which nodes run as plans
 
 
-def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
-    """A graph without gradients, compiled."""
-    started = time.perf_counter()
-    static = _static()
-    strides_of_kernels(gm.graph)
-    constant = _constants(gm.graph, static)
+def _planned(gm: Any, record: Compiled, settings: Settings, static: set[int]) -> Any:
+    """A graph, compiled. static: its inputs that are parameters, which only the plans of inference hold packed."""
+    started, infers = time.perf_counter(), record.kind == "inference"
+    held = static if infers else set()
+    place_norms(gm.graph)
+    constant = _constants(gm.graph, held)
     _mark_numbers(gm.graph)
     taken, refused = _judged(gm.graph, constant)
-    others = [node for node in gm.graph.nodes if node not in taken and node not in constant]
-    if {place_op(gm.graph, node) for node in others} - {None}:  # blockconv has ops in place of some, outside plans
-        gm.graph.eliminate_dead_code()
-        constant = _constants(gm.graph, static)
-        taken, refused = _judged(gm.graph, constant)
     last, missing = _last_views(gm.graph), bool(refused.nodes)
     chosen = _partitions(gm, taken - last, refused)
     record.nodes = sum(_counts(node) and node not in constant and node not in last for node in gm.graph.nodes)
@@ -225,7 +199,7 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     record.plans, record.refused = len(chosen), refused.lines()
     names = [f"blockconv_{k}" for k in range(len(chosen))]
     fuse_by_partitions(gm, chosen, prefix="blockconv_", always_return_tuple=True)
-    constant = _constants(gm.graph, static)  # of new nodes
+    constant = _constants(gm.graph, held)  # of new nodes
     for call in gm.graph.find_nodes(op="call_module"):
         if call.target in names:
             _place_part(gm, call, constant, record, settings)
@@ -234,10 +208,12 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     with ignoring():
         log.info("%s", record)
     if settings.fallback == "inductor":
-        _inductor().compile_rest(gm)
+        from blockconv.frontends.torch import inductor  # whose import takes seconds
+
+        inductor.compile_rest(gm)
     for node in [node for node in gm.graph.nodes if writes(node)]:
         gm.graph.output_node().prepend(node)  # after all that read what it writes, wherever these were put
-    if missing:  # PyTorch runs a few small ops as fast
+    if missing and infers:  # PyTorch runs a few small ops as fast
         shown = "; ".join(record.refused[:4]) + (f"; and {len(record.refused) - 4} more" if record.refused[4:] else "")
         text = f"blockconv: {record.name}: {record.nodes - record.taken} of {record.nodes} ops run in PyTorch: {shown}"
         warn(f"{text}. blockconv.torch.report() has all")
@@ -279,7 +255,7 @@ def _is_size(node: Any) -> bool:
 
 def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
     """The nodes that translators take, by running these over stand-ins; and why not the others."""
-    reader, taken, refused = Reader("graph", OPS, fake=True, types=TYPES), set(), Refused()
+    reader, taken, refused = Reader("graph", OPS, fake=True), set(), Refused()
     for node in graph.nodes:
         reader.refused = Refused()
         if node.op == "call_function" and node not in constant and "number" not in node.meta:
@@ -457,7 +433,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         """The outputs, as a tuple."""
         weights = [args[k] for k in self.static]
         flows = [_as_tensor(args[k], kind) for k, kind in self.flows.items()]
-        key, shapes = (*map(_is_last, flows), *(args[k] for k in self.numbers)), tuple([x.shape for x in flows])
+        key, shapes = (*map(is_last, flows), *(args[k] for k in self.numbers)), tuple([x.shape for x in flows])
         variants = self._variants  # another thread may put others in their place
         variant = variants.get(key) if _are_for(variants, weights) else None
         results: Any = () if variant is None else variant.results.get(shapes, ())
@@ -543,7 +519,7 @@ class _Variant:
     def read(self, shapes: Mapping[str, Shape]) -> Any:
         """The network for these shapes of its inputs; None if none of its outputs depends on one."""
         part, graph = self.part, self.part.in_pytorch.graph
-        reader, held = Reader(part.record.name, OPS, types=TYPES), [part.holders[k].meta["val"] for k in part.flows]
+        reader, held = Reader(part.record.name, OPS), [part.holders[k].meta["val"] for k in part.flows]
         traced = [size for value in held for size in getattr(value, "shape", ())]
         pairs = zip(traced, [size for shape in shapes.values() for size in shape], strict=True)
         sizes = {size.node.expr: number for size, number in pairs if isinstance(size, torch.SymInt)}
@@ -573,12 +549,6 @@ class _Variant:
 def _as_tensor(value: Any, kind: Any) -> Any:
     """An input of a plan. kind: the type of a number."""
     return value if kind is None else torch.tensor(value, dtype=kind, device="cpu")
-
-
-def _is_last(tensor: Any) -> bool:
-    """Whether a tensor is channels_last and not contiguous."""
-    is_image = tensor.dim() == 4 and not tensor.is_contiguous()
-    return bool(is_image and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 def _result(value: Any, node: Any, sizes: Mapping[Any, int]) -> Any:

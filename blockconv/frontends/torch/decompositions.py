@@ -13,6 +13,8 @@ from torch.fx.node import map_arg
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from blockconv.frontends.torch.reader import OPS
+
 # Ops that are translated as they are, though PyTorch would decompose them.
 _KEPT = frozenset(
     {
@@ -37,7 +39,8 @@ _OF_SUMS = {"div", "copysign", "xlogy", "logical_and", "logical_or", "logical_xo
 
 def decompositions() -> dict[Any, Any]:
     """PyTorch's decompositions to core ATen, without those of ops that are translated as they are."""
-    every, whole = torch.export.default_decompositions(), _KEPT | _OF_SUMS
+    gradients = {name for name in OPS if name.endswith("_backward")}
+    every, whole = torch.export.default_decompositions(), _KEPT | _OF_SUMS | gradients
     table = {op: trace for op, trace in dict(every).items() if getattr(op, "_opname", "") not in whole}
     table[torch.ops.aten.ldexp.Tensor] = lambda x, exponent: x * 2.0**exponent
     table[torch.ops.aten.log_sigmoid_forward.default] = _log_sigmoid

@@ -1,10 +1,9 @@
 """The ops that stay in PyTorch, compiled by Inductor: `options={"fallback": "inductor"}`. It needs a C++ compiler."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
@@ -14,20 +13,6 @@ from torch.fx.passes.operator_support import create_op_support
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from blockconv.frontends.torch.reader import writes
-
-POOLS = "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d_backward"
-
-
-def for_training() -> dict[str, Any]:
-    """AOTAutograd's options for graphs of a step: Inductor's decompositions, except pools, and its partition."""
-    kept = {op for name in POOLS for op in (getattr(torch.ops.aten, name), getattr(torch.ops.aten, name).default)}
-    table = {op: rule for op, rule in select_decomp_table().items() if op not in kept}
-    return {"decompositions": table, "partition_fn": min_cut_rematerialization_partition}
-
-
-def compile_step(gm: Any, inputs: Sequence[Any], backward: bool, static: Collection[int]) -> Any:
-    """A graph of a step as Inductor's code, which calls blockconv's ops. It takes a list and empties it."""
-    return compile_fx_inner(gm, inputs, is_backward=backward, static_input_idxs=sorted(static))
 
 
 def _is_taken(submodules: Any, node: Any) -> bool:

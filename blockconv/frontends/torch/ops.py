@@ -5,17 +5,22 @@ the list of values, that the node gives; None stands for an output that blockcon
 `Unsupported` for what blockconv has no op for.
 """
 
+from __future__ import annotations
+
 import math
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
+from blockconv.core.checks import Shape
+from blockconv.core.element_problem import GradientKind
 from blockconv.core.types import FLOATS, Array
 from blockconv.frontends.torch import shapes, windows  # noqa: F401  (their ops are read)
 from blockconv.frontends.torch.elements import as_numbers, reduced, reduced_axes
 from blockconv.frontends.torch.reader import OPS as OPS
-from blockconv.frontends.torch.reader import Call, Constant, Value, lowered, of_numbers, op
+from blockconv.frontends.torch.reader import Call, Constant, Value, kind_of, lowered, of_numbers, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
@@ -27,6 +32,12 @@ HEAVY = frozenset(
         *("max_pool3d_with_indices", "avg_pool3d"),
         *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"),
         *("blockconv.conv2d", "blockconv.conv2d_backward_data", "blockconv.max_pool2d", "blockconv.avg_pool2d"),
+        *(
+            "blockconv.batch_norm",
+            "blockconv.batch_norm_backward",
+            "native_batch_norm_backward",
+            "convolution_backward",
+        ),
     }
 )
 
@@ -99,16 +110,121 @@ def _batch_norm(call: Call) -> Value:
     return [call.affine(x, scale, shift), None, None]
 
 
-op("native_group_norm")(
-    lambda call: [call.normalise(call.input(), call["group"], *_factors(call), call["eps"]), None, None]
-)
+_GRADIENTS: dict[str, GradientKind] = {kind.replace("gradient", "backward"): kind for kind in get_args(GradientKind)}
+_GRADIENTS["threshold_backward"] = "relu_gradient"
 
 
-@op("native_layer_norm")
-def _layer_norm(call: Call) -> Value:
-    x = call.input()
-    axis = x.rank - len(call["normalized_shape"])
-    return [call.normalise_rows(x, axis, *_factors(call), call["eps"]), None, None]
+@op(*_GRADIENTS)
+def _activation_backward(call: Call) -> Tensor:
+    if call.get("threshold", 0) != 0 or call.get("approximate", "none") != "none":
+        raise Unsupported("another threshold or form")
+    grad, x = (call.tensor(given) for given in (*call.arguments.values(),)[:2])
+    return call.emit(ops.ActivationBackward(_GRADIENTS[call.kind]), grad, x)
+
+
+@op("hardtanh_backward")
+def _clipped_gradient(call: Call) -> Tensor:
+    x, grad = call.input(), call.input("grad_output")
+    inside = call.binary("and", call.binary("greater", x, call["min_val"]), call.binary("less", x, call["max_val"]))
+    return call.emit(ops.Where(), inside, grad, call.constant(np.zeros((), grad.type.dtype), "number"))
+
+
+@op("blockconv.batch_norm")
+def _training_norm(call: Call) -> Value:
+    """(output, mean, inverse, updated running mean and variance)."""
+    x, kind, names = call.input(), call.input().type.computed.name, ("running_mean", "running_var")
+    running, residual = [call[name] for name in names if call[name] is not None], call["residual"]
+    bounds = call["low"], call["high"]
+    made = ops.BatchNorm(call["eps"], call["momentum"], len(running) == 2, residual is not None, *bounds)
+    if len(running) == 1:
+        raise Unsupported("one of two running statistics")
+    others = [call.converted(call.tensor(one), kind) for one in running]
+    y = call.emit(
+        made, x, *_factors_that_flow(call, x), *others, *([] if residual is None else [call.tensor(residual)])
+    )
+    return _with_results(call, y, x.shape[1:2], kind, 2 + len(running))
+
+
+@op("blockconv.batch_norm_backward", "native_batch_norm_backward")
+def _training_norm_backward(call: Call) -> Value:
+    x, (grad, *others) = call.input(), (call.get(a, call.get(b)) for a, b in _KNOWN)
+    if x.rank != 4 or not call.get("train", True):
+        raise Unsupported("other statistics than the batch's" if x.rank == 4 else f"{x.rank} dimensions")
+    made = ops.BatchNormBackward(call.get("low", -math.inf), call.get("high", math.inf))
+    known = [call.converted(call.tensor(one), x.type.computed.name) for one in others]
+    y = call.emit(made, x, call.tensor(grad), *_factors_that_flow(call, x), *known)
+    return _with_results(call, y, x.shape[1:2], x.type.computed.name, 2)
+
+
+_KNOWN = ("grad", "grad_out"), ("mean", "save_mean"), ("inverse", "save_invstd")  # blockconv's names, and ATen's
+
+
+def _factors_that_flow(call: Call, x: Tensor) -> list[Tensor]:
+    """Weight and bias of a norm by channels, (C,), in the type that it computes in."""
+    kind, given = x.type.computed, [call.get("weight"), call.get("bias")]
+    return [
+        call.constant(np.full(x.shape[1], default, kind.dtype), "number")
+        if one is None
+        else call.reshape(call.converted(call.tensor(one), kind.name), x.shape[1:2])
+        for one, default in zip(given, (1.0, 0.0), strict=True)
+    ]
+
+
+def _with_results(call: Call, y: Tensor, shape: Shape, dtype: str, count: int) -> list[Tensor | None]:
+    """An output and the results of a shape beside it that other nodes read, in the types of the trace."""
+    found: list[Tensor | None] = [y]
+    for k in range(count):
+        read = call.emit(ops.FurtherResult(k, shape, dtype), y) if call.reads(1 + k) else None
+        found.append(None if read is None else call.converted(read, str(call.node.meta["val"][1 + k].dtype)[6:]))
+    return [*found, None, None]
+
+
+class _Groups(NamedTuple):
+    """What a group or a layer norm normalises: `groups` of the channels of images. Rows are images of one pixel.
+
+    factors, statistics: the shapes that PyTorch gives these.
+    """
+
+    shape: Shape
+    groups: int
+    factors: Shape
+    statistics: Shape
+
+    @classmethod
+    def of(cls, call: Call) -> _Groups:
+        """Those of a node."""
+        x, sizes = call.input(), call.get("normalized_shape")
+        if sizes is None:
+            groups = call["group"]
+            shape: Shape = (*x.shape[:2], 1, math.prod(x.shape[2:])) if x.rank != 4 else x.shape
+            return cls(shape, groups, x.shape[1:2], (x.shape[0], groups))
+        rows = x.shape[: x.rank - len(sizes)]
+        return cls((math.prod(rows), math.prod(sizes), 1, 1), 1, tuple(sizes), (*rows, *(1 for _ in sizes)))
+
+
+@op("native_group_norm", "native_layer_norm")
+def _group_norm(call: Call) -> Value:
+    x, at = call.input(), _Groups.of(call)
+    if not any(isinstance(call.get(name), Tensor) for name in ("weight", "bias")) and not call.reads(1):
+        if (sizes := call.get("normalized_shape")) is not None:
+            return [call.normalise_rows(x, x.rank - len(sizes), *_factors(call), call["eps"]), None, None]
+        return [call.normalise(x, at.groups, *_factors(call), call["eps"]), None, None]
+    image = call.reshape(x, at.shape)
+    y = call.emit(ops.GroupNormTraining(at.groups, call["eps"]), image, *_factors_that_flow(call, image))
+    _, *known = _with_results(call, y, (at.shape[0], at.groups), x.type.computed.name, 2)
+    return [call.reshape(y, x.shape), *(None if one is None else call.reshape(one, at.statistics) for one in known)]
+
+
+@op("native_group_norm_backward", "native_layer_norm_backward")
+def _group_norm_backward(call: Call) -> Value:
+    x, at = call.input(), _Groups.of(call)
+    image, grad = (call.reshape(one, at.shape) for one in (x, call.input("grad_out")))
+    kind, shape = x.type.computed.name, (at.shape[0], at.groups)
+    known = [call.reshape(call.converted(call.input(name), kind), shape) for name in ("mean", "rstd")]
+    made = ops.GroupNormBackward(at.groups)
+    y = call.emit(made, image, grad, _factors_that_flow(call, image)[0], *known)
+    _, *found = _with_results(call, y, at.shape[1:2], kind, 2)
+    return [call.reshape(y, x.shape), *(None if one is None else call.reshape(one, at.factors) for one in found)]
 
 
 @op("_fused_rms_norm")
@@ -190,12 +306,32 @@ _FACTORS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "
 def _product(call: Call) -> Tensor:
     """alpha * a @ b + beta * self. By a constant matrix it is a 1x1 convolution of images of one pixel."""
     a, b = _FACTORS[call.kind]
-    if call.kind in ("mm", "addmm") and isinstance(call[b], Constant):
-        y = call.product(ops.Conv2d(), call.input(a), call.parameter(b, lambda w: w.T[:, :, None, None]), None)
+    x, matrix, turned = call.input(a), call[b], call.node.args[-1]
+    if call.kind in ("mm", "addmm") and isinstance(matrix, Constant):
+        y = call.product(ops.Conv2d(), x, call.parameter(b, lambda w: w.T[:, :, None, None]), None)
+    elif call.kind == "addmm" and _is_linear(call):
+        return _linear(call, x, call.tensor(call.reader.values[turned.args[0]]), call.input())
     else:
-        y = call.multiplied(call.input(a), call.input(b))
+        y = call.multiplied(x, call.input(b))
     y, beta = call.scaled(y, call.get("alpha", 1)), call.get("beta", 0)
     return y if beta == 0 else call.binary("add", y, call.scaled(call.input(), beta))
+
+
+def _linear(call: Call, x: Tensor, wei: Tensor, bias: Tensor) -> Tensor:
+    """A linear layer of many rows: a convolution of 1x1 over pixels, which adds the bias itself."""
+    image = call.emit(ops.Transpose((0, 3, 1, 2)), call.emit(ops.Reshape((1, 1, -1, x.shape[1])), x, helps=True))
+    shift = call.converted(bias, x.type.computed.name)
+    y = call.emit(ops.FlowingConv2d(ops.Conv2d()), image, call.reshape(wei, (*wei.shape, 1, 1)), shift)
+    return call.reshape(call.emit(ops.Transpose((0, 2, 3, 1)), y, helps=True), (x.shape[0], wei.shape[0]))
+
+
+def _is_linear(call: Call) -> bool:
+    """Whether a product is one of many rows by the transpose of a matrix, plus a vector."""
+    is_plain = (call["alpha"], call["beta"]) == (1, 1) and call.input().shape == call.input("mat2").shape[1:]
+    return is_plain and call.input("mat1").shape[0] >= MANY and kind_of(call.node.args[2]) == "aten.permute"
+
+
+MANY = 128  # rows, for which it pays to pack a matrix
 
 
 @op("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", types=(*FLOATS, "bool"))

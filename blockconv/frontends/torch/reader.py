@@ -30,7 +30,7 @@ from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError, failing
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import FLOATS, NUMBERS, Array, ElementType, element, ieee
-from blockconv.frontends.torch.runner import Nested, as_call, op_of
+from blockconv.frontends.torch.runner import Nested, as_call
 from blockconv.network.emitter import Emitter, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import frozen
 from blockconv.network.lowering import Translation
@@ -193,7 +193,6 @@ class Reader:
     name: the network's.
     table: how ops are read, by ATen's names.
     fake: constants are fake tensors, so nothing is computed.
-    types: of values that are neither constants nor scalars.
     foreign: nodes that blockconv has no op for are foreign: PyTorch runs them.
     """
 
@@ -202,11 +201,10 @@ class Reader:
         name: str,
         table: Mapping[str, AtenOp],
         fake: bool = False,
-        types: Sequence[str] = NUMBERS,
         foreign: bool = False,
     ) -> None:
         self.emitter = Emitter(name, folds=False)
-        self.table, self.fake, self.types, self.foreign = table, fake, types, foreign
+        self.table, self.fake, self.foreign = table, fake, foreign
         self.values: dict[Any, Value] = {}
         self.refused = Refused()
         self._held: dict[Any, Tensor] = {}
@@ -248,8 +246,7 @@ class Reader:
             raise Unsupported
         translate, types = self.table[kind]
         for value in filter(lambda value: isinstance(value, Tensor), flat):
-            taken = types if not value.shape or kind.startswith("sym_") else self.types
-            if value.type.name not in types or value.type.name not in taken:
+            if value.type.name not in types:
                 raise Unsupported(f"{value.type}")
         try:
             made = translate(Call(self, node, args, kwargs))
@@ -269,20 +266,19 @@ class Reader:
         operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, (Tensor, Constant))]
         operands = [*dict.fromkeys(operands)]
         inputs = [x if isinstance(x, Tensor) else self.constant(x.array, x.name) for x in operands]
-        target, args, kwargs = _own_call(node, args, kwargs)
-        made = _results(target, args, kwargs, dict(zip(operands, inputs, strict=True)))
+        made = _results(node.target, args, kwargs, dict(zip(operands, inputs, strict=True)))
         try:
-            model = as_call(target, args, kwargs, {x: k for k, x in enumerate(operands)}, node.name)
+            model = as_call(node.target, args, kwargs, {x: k for k, x in enumerate(operands)}, node.name)
         except (KeyError, TypeError) as error:
             raise Unsupported(f"an operand, {error}") from None
         several = isinstance(made, (tuple, list))
         read = {user.args[1] for user in node.users if user.target is operator.getitem} if several else {0}
-        kinds, shapes = (str(target).rpartition(".")[0],), tuple(x.shape for x in inputs)
+        kinds, shapes = (str(node.target).rpartition(".")[0],), tuple(x.shape for x in inputs)
         values: list[Value] = [None] * (len(made) if several else 1)
         for k in sorted(read):
             result = made[k] if several else made
             if (result.is_complex() or result.is_quantized) and not draws(node):
-                values[k] = Nested(target, args, kwargs, k if several else None)
+                values[k] = Nested(node.target, args, kwargs, k if several else None)
                 continue
             shape, dtype = tuple(map(int, result.shape)), _element(result.dtype).name
             op = Foreign(model, k, kinds, shapes, shape, dtype, "pytorch")
@@ -321,29 +317,6 @@ class Reader:
                 tensor = self.emitter.emit(same, tensor, name=f"{tensor.name}.copy")
             names.append(tensor.name)
         return tuple(names)
-
-
-# Ops of images that blockconv has outside plans, by those in whose place they run: their names and arguments.
-_OWN = {
-    "aten.convolution": ("conv2d", ("input", "weight", "bias", "stride", "padding", "dilation", "groups")),
-    "aten.max_pool2d_with_indices": (
-        "max_pool2d",
-        ("self", "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
-    ),
-}
-
-
-def _own_call(node: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """The op and the arguments of a node that no plan computes: blockconv's own, where it has that op."""
-    name, names = _OWN.get(kind_of(node), ("", ()))
-    given = arguments_of(node, args, kwargs) if names else {}
-    image = given.get(names[0]) if names else None
-    if not isinstance(image, Tensor) or image.rank != 4 or not image.type.is_float or given.get("transposed"):
-        return node.target, args, kwargs
-    sizes = given.get("kernel_size")
-    made = [given[each] or sizes if each == "stride" else given[each] for each in names]
-    made = [[*each] * (2 // len(each)) if isinstance(each, (list, tuple)) else each for each in made]
-    return op_of(f"blockconv.{name}.default"), made, {}
 
 
 def _outputs_read(node: Any) -> set[int]:

@@ -16,7 +16,7 @@ class Compiled:
     name: as TORCH_LOGS calls it.
     kind: "inference", "forward" or "backward".
     nodes, taken: the number of its ops, and of the ops that run on blockconv.
-    plans: the number of plans, for inference.
+    plans: the number of plans.
     refused: what runs in PyTorch, a text for each op and reason.
     failed: parts that have no plan, and why.
     seconds: the time inside blockconv, for reading, planning, compiling kernels and packing.
@@ -46,13 +46,9 @@ class Compiled:
             part.forget_weights()
 
     def __str__(self) -> str:
-        share = f"{self.taken} of {self.nodes} ops" + (f" in {self.plans} plans" if self.kind == "inference" else "")
+        share = f"{self.taken} of {self.nodes} ops in {self.plans} plans"
         lines = [f"{self.name}, {self.kind}: {share}, {self.seconds:.2f} s in blockconv"]
         lines += [f"  in PyTorch: {line}" for line in self.refused]
-        if self.kind == "forward":
-            lines.append(
-                "  in PyTorch: all but convolutions, pools and batch norms; for inference call it under torch.no_grad()"
-            )
         return "\n".join([*lines, *(f"  no plan: {line}" for line in self.failed)])
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
+import torch
 
 from blockconv.core.checks import Pair, Shape
-from blockconv.frontends.torch.reader import Call, Value, of_numbers, op
+from blockconv.frontends.torch.reader import Call, Value, arguments_of, of_numbers, op
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
@@ -17,20 +18,35 @@ from blockconv.network.sampling import Outside, Sampling, sampled
 
 @op("convolution", "blockconv.conv2d")
 def _convolution(call: Call) -> Tensor:
-    x, flows = call.input(), isinstance(call["weight"], Tensor) and not call.get("transposed")
+    x, transposed = call.input(), bool(call.get("transposed"))
+    flows = isinstance(call["weight"], Tensor)
     weight: Any = call["weight"] if flows else call.array("weight")
     rank = len(weight.shape) - 2
-    if rank not in (1, 2, 3):
-        raise Unsupported(f"{rank}-D windows")
-    if flows:
-        return _convolution_by_values(call, x, weight, rank)
-    bias = (call.parameter("bias"),) if call["bias"] is not None else ()
-    more = call["output_padding"] if call.get("transposed") else (0,)
+    if rank not in (1, 2, 3) or (flows and rank == 3):
+        raise Unsupported(f"{rank}-D windows" + (", of a weight that is no constant" if flows else ""))
+    more = call["output_padding"] if transposed else (0,)
     ends = zip(_sides(call["padding"], rank), _sides(more, rank), strict=True)
     window = _window(call, weight.shape[2:], [(p, p - extra) for p, extra in ends])
-    made = (ops.ConvTranspose2d if call.get("transposed") else ops.Conv2d)(groups=call["groups"])
+    made = (ops.ConvTranspose2d if transposed else ops.Conv2d)(groups=call["groups"])
+    if flows:
+        image, wei = (volumes.as_images(call, one, rank) for one in (x, weight))
+        return volumes.as_given(call, _flowing(call, window.within(made), image, wei), x, rank)
+    bias = (call.parameter("bias"),) if call["bias"] is not None else ()
     changed: Any = lambda change: call.parameter("weight", *[change] * (change is not None))  # noqa: E731
     return volumes.convolution(call, made, x, window, changed, bias)
+
+
+def _flowing(call: Call, of: ops.Conv2d | ops.ConvTranspose2d, x: Tensor, weight: Tensor) -> Tensor:
+    """A convolution of images by a weight that flows."""
+    bias = () if call.get("bias") is None else (call.converted(call.input("bias"), x.type.computed.name),)
+    traced = arguments_of(call.node, call.node.args, call.node.kwargs)["weight"].meta["val"]
+    return call.emit(ops.FlowingConv2d(of, is_last(traced)), x, weight, *bias)
+
+
+def is_last(tensor: Any) -> bool:
+    """Whether an image is channels_last and not contiguous."""
+    is_image = tensor.dim() == 4 and not tensor.is_contiguous()
+    return bool(is_image and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 def _sides(values: Sequence[int], rank: int = 2) -> Any:
@@ -46,61 +62,85 @@ def _window(call: Call, kernel: Sequence[int], pads: Sequence[Any]) -> volumes.W
     return volumes.Window.of(kernel, stride, pads, dilation)
 
 
-def _convolution_by_values(call: Call, x: Tensor, weight: Tensor, rank: int) -> Tensor:
-    """A convolution by a weight that flows: its product with windows as columns, unless these serve one row alone.
-
-    The op outside plans, which packs the weight at each call, is up to 7 times as fast as columns.
-    """
-    if rank == 3:
-        raise Unsupported("its weight is no constant, of a volume")
-    wei, groups = volumes.as_images(call, weight, rank), call["groups"]
-    oc, ic, kh, kw = wei.shape
-    outside = call.reader.fake or (call.reader.foreign and rank == 2)
-    if (oc == groups or outside) and kh * kw > 1:
-        raise Unsupported("its weight is no constant")
-    row = rank == 1
-    stride, padding, dilation = (tuple(call[name]) for name in ("stride", "padding", "dilation"))
-    pads = (0, padding[0]) if row else _sides(padding)
-    y = _windows(call, volumes.as_images(call, x, rank), (kh, kw), _sides(stride), pads, _sides(dilation))
-    n, *_, oh, ow = y.shape
-    columns = call.reshape(y, (n, groups, ic * kh * kw, oh * ow))
-    y = call.multiplied(call.reshape(wei, (groups, oc // groups, ic * kh * kw)), columns)
-    y = call.reshape(y, (n, oc, oh, ow))
-    if call["bias"] is not None:
-        y = call.binary("add", y, call.reshape(call.input("bias"), (oc, 1, 1)))
-    return volumes.as_given(call, y, x, rank)
+def _of_input(groups: int, window: volumes.Window, shape: Shape, grad: Shape) -> ops.ConvTranspose2d:
+    """The gradient of a convolution's input of this shape, without the weight."""
+    made: ops.ConvTranspose2d = window.within(ops.ConvTranspose2d(groups=groups))
+    reach = made.uncut(grad[2:], window.kernel)
+    ends = [(begin, n - begin - size) for n, (begin, _), size in zip(reach, made.pads, shape[2:], strict=True)]
+    return replace(made, pads=(ends[0], ends[1]))
 
 
 @op("blockconv.conv2d_backward_data")
 def _transposed_convolution(call: Call) -> Tensor:
-    x, weight = call.tensor(call["grad"]), call.parameter("weight")
-    stride, padding, dilation = (_sides(call[name]) for name in ("stride", "padding", "dilation"))
-    ends = []
-    for k, size in enumerate(call["input_shape"][2:]):
-        reach = (x.shape[2 + k] - 1) * stride[k] + dilation[k] * (weight.shape[2 + k] - 1) + 1
-        ends.append((padding[k], reach - padding[k] - size))
+    x, flows = call.tensor(call["grad"]), isinstance(call["weight"], Tensor)
+    weight = call["weight"] if flows else call.parameter("weight")
+    window = _window(call, weight.shape[2:], [(p, p) for p in call["padding"]])
+    made = _of_input(call["groups"], window, call["input_shape"], x.shape)
+    if flows:
+        return _flowing(call, made, x, weight)
     bias = () if call["bias"] is None else (call.parameter("bias"),)
-    made = ops.ConvTranspose2d(stride, (ends[0], ends[1]), dilation, call["groups"])
     return call.emit(made, x, parameters=(weight, *bias))
 
 
-def _pool(call: Call, kind: ops.PoolKind, divisor: int | None = None) -> Tensor:
-    rank = 3 if "3d" in call.kind else 2
+@op("convolution_backward")
+def _convolution_backward(call: Call) -> Value:
+    """The gradients of input, weight and bias."""
+    (x, grad, weight), rank = map(call.input, ("input", "grad_output", "weight")), len(call["stride"])
+    if rank > 2:
+        raise Unsupported(f"{rank}-D windows")
+    window = _window(call, weight.shape[2:], [(p, p) for p in _sides(call["padding"], rank)])
+    image, given, wei = (volumes.as_images(call, one, rank) for one in (x, grad, weight))
+    of_x = of_wei = of_bias = None
+    if call.reads(0) and call["transposed"]:
+        of_x = _flowing(call, window.within(ops.Conv2d(groups=call["groups"])), given, wei)
+    elif call.reads(0):
+        of_x = _flowing(call, _of_input(call["groups"], window, image.shape, given.shape), given, wei)
+    beside = call.reads(1) and call.reads(2) and not call["transposed"]
+    if call.reads(1):
+        of, kernel = window.within(ops.Conv2d(groups=call["groups"])), (window.kernel[-2], window.kernel[-1])
+        made = ops.Conv2dBackwardWeights(of, is_last(call.node.meta["val"][1]), kernel, beside)
+        of_wei = call.emit(made, *((given, image) if call["transposed"] else (image, given)))
+        of_bias = call.emit(ops.FurtherResult(0, grad.shape[1:2], grad.type.name), of_wei) if beside else None
+    if call.reads(2) and not beside:
+        of_bias = call.reduced(given, "sum", (0, 2, 3), False)
+    pairs = (of_x, x), (of_wei, weight)
+    return [*(None if one is None else volumes.as_given(call, one, like, rank) for one, like in pairs), of_bias]
+
+
+def _pool(call: Call) -> tuple[ops.Pool2d, volumes.Window]:
+    """The pool without its windows, and these."""
+    rank, average = 3 if "3d" in call.kind else 2, "include" if call.get("count_include_pad", True) else "exclude"
+    kind: Any = "max" if "max" in call.kind else f"avg_{average}_padding"
     window = _window(call, _sides(call["kernel_size"], rank), [(p, p) for p in _sides(call["padding"], rank)])
-    return volumes.pool(
-        call, ops.Pool2d(kind, ceil_mode=bool(call["ceil_mode"]), divisor=divisor), call.input(), window
-    )
+    return ops.Pool2d(kind, ceil_mode=bool(call["ceil_mode"]), divisor=call.get("divisor_override")), window
 
 
-op("max_pool2d_with_indices", "max_pool3d_with_indices", "blockconv.max_pool2d")(
-    lambda call: [_pool(call, "max"), None]
-)
+@op("max_pool2d_with_indices", "max_pool3d_with_indices", "blockconv.max_pool2d")
+def _max_pool(call: Call) -> Value:
+    x, (made, window) = call.input(), _pool(call)
+    if window.rank == 2 and x.rank == 4 and call.reads(1):
+        y = call.emit(ops.MaxPool2dIndices(replace(window.within(made), kernel=window.kernel)), x)
+        return [y, call.emit(ops.FurtherResult(0, None, "int64"), y)]
+    return [volumes.pool(call, made, x, window), None]
 
 
 @op("avg_pool2d", "avg_pool3d", "blockconv.avg_pool2d")
 def _avg_pool(call: Call) -> Tensor:
-    kind: ops.PoolKind = "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding"
-    return _pool(call, kind, call.get("divisor_override"))
+    made, window = _pool(call)
+    return volumes.pool(call, made, call.input(), window)
+
+
+@of_numbers("max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward")
+def _pool_backward(call: Call) -> Tensor:
+    x, grad = call.input(), call.input("grad_output")
+    if x.rank != 4:
+        raise Unsupported(f"{x.rank} dimensions")
+    of: Any = ops.AdaptivePool2d((grad.shape[2], grad.shape[3]))
+    if "adaptive" not in call.kind:
+        made, window = _pool(call)
+        of = replace(window.within(made), kernel=window.kernel)
+    indices = [call.input("indices")] if "max" in call.kind else []
+    return call.emit(ops.PoolBackward(of, (x.shape[2], x.shape[3])), grad, *indices)
 
 
 @op("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "blockconv.adaptive_avg_pool2d")
@@ -180,6 +220,19 @@ def _rounded(made: ops.Resize, shape: Shape, scales: Sequence[float | None]) -> 
 def _nearest(call: Call) -> Tensor:
     how = ("half_pixel", "round_prefer_ceil") if "exact" in call.kind else ("asymmetric", "floor")
     return _resize(call, "nearest", *how)
+
+
+@op("upsample_nearest2d_backward")
+def _resize_nearest_backward(call: Call) -> Tensor:
+    """Sums of the gradients of equal pixels."""
+    grad, sizes = call.input("grad_output"), call["input_size"][2:]
+    if any(out % size for out, size in zip(grad.shape[2:], sizes, strict=True)):
+        raise Unsupported(f"from {grad.shape[2:]} to {sizes}")
+    kernel = (grad.shape[2] // sizes[0], grad.shape[3] // sizes[1])
+    scales = call["scales_h"], call["scales_w"]
+    if any(scale is not None and scale != by for scale, by in zip(scales, kernel, strict=True)):
+        raise Unsupported("other scales than the sizes'")
+    return call.emit(ops.Pool2d("avg_include_padding", kernel, kernel, divisor=1), grad)
 
 
 @op("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")

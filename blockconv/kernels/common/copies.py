@@ -110,3 +110,27 @@ def fill_extents():
             fill_memory(a.dst + task * a.step, size, fill)
 
     return kernel
+
+
+class SpreadArgs(Arguments):
+    """Elements of the source at positions of the destination."""
+
+    dst = word("the destination", "address")
+    src = word("the source", "address")
+    table = word("for each element of the destination, the source's by a number from 1 on; 0 for a zero", "address")
+
+
+@jit.kernel
+def spread_elements(itemsize: int):
+    """A task is an element of the destination."""
+
+    def kernel(args, first, last, scratch):
+        a = SpreadArgs(args)
+        for task in range(first, last):
+            number, at = load_i64(a.table, task), a.dst + task * itemsize
+            if number == 0:
+                fill_memory(at, itemsize, 0)
+            else:
+                move(at, a.src + (number - 1) * itemsize, itemsize, 0)
+
+    return kernel

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, NUMBERS, ActivationKind
+from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, GRADIENTS, NUMBERS, ActivationKind
 from blockconv.core.element_problem import ElementKind
 from blockconv.core.types import BITS, SIGNED, ElementType, element
 from blockconv.jit.ir import I32, I64, call_llvm, const, counted, emitted, pointer
@@ -188,6 +188,8 @@ def _result(op: str, v: Vectors, made: Vectors, given: list[Any]):
     if op == "convert":
         return _converted(v, made, x)
     (y,) = others
+    if op.endswith("_gradient"):
+        return GRADIENTS[op.removesuffix("_gradient")].code(v, x, y)  # type: ignore[misc]
     if op in COMPARED:
         return b.zext(v.compared(COMPARED[op], x, y), made.kind)
     if op in ("max", "min"):

@@ -159,4 +159,5 @@ ROWS = (
     _row("affine", *FLOATS, *BYTES),
     _row("lookup", *BYTES),
     *map(_row, ("binary", "where", "convert")),
+    _row("activation_backward", *FLOATS),
 )

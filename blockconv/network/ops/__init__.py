@@ -17,6 +17,7 @@ from blockconv.network.ops import (
     dynamic,
     elementwise,
     foreign,
+    gradients,
     indexed,
     moves,
     norm,
@@ -30,6 +31,7 @@ from blockconv.network.ops.base import Op, Solved
 from blockconv.network.ops.dynamic import *  # noqa: F403
 from blockconv.network.ops.elementwise import *  # noqa: F403
 from blockconv.network.ops.foreign import *  # noqa: F403
+from blockconv.network.ops.gradients import *  # noqa: F403
 from blockconv.network.ops.indexed import *  # noqa: F403
 from blockconv.network.ops.moves import *  # noqa: F403
 from blockconv.network.ops.norm import *  # noqa: F403
@@ -43,6 +45,7 @@ __all__ += axes.__all__
 __all__ += dynamic.__all__
 __all__ += elementwise.__all__
 __all__ += foreign.__all__
+__all__ += gradients.__all__
 __all__ += indexed.__all__
 __all__ += moves.__all__
 __all__ += norm.__all__

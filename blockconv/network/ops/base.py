@@ -30,6 +30,8 @@ from blockconv.network.ops.rule import (
 
 T = TypeVar("T")
 ANY = 1 << 30  # more inputs than a node may have
+OUTPUT = -1  # among a kernel's buffers: what a node writes; the k-th result beside it is OUTPUT - 1 - k
+Further = tuple[tuple[Shape | None, ElementType], ...]  # results beside an output; None: of the output's shape
 
 
 def common_type(op: Op, *types: ElementType | None) -> ElementType:
@@ -54,6 +56,7 @@ class Op:
     of_images: whether it needs pixels along H and W.
     is_exact: whether `compute` takes all elements as they are; other ops get floats as float64.
     folds: whether it is computed at once where all its operands are constants.
+    packs: whether kernels get weights that flow, which each run packs.
     infer: the output's shape, from the operands' shapes. Raises ArgumentError.
     infer_type: the output's element type, from the operands' types. Raises DtypeError. Default: the common type.
     compute: the output in plain NumPy, from the operands' elements: slow, written from the definition, and independent
@@ -72,6 +75,7 @@ class Op:
     of_images: ClassVar[bool] = False
     is_exact: ClassVar[bool] = False
     folds: ClassVar[bool] = True
+    packs: ClassVar[bool] = False
 
     infer: ClassVar[Callable[..., Shape]]
     infer_type: ClassVar[Callable[..., ElementType]] = common_type
@@ -119,6 +123,10 @@ class Op:
         """The problem that kernels solve; None if there are only views."""
         return None
 
+    def row_op(self) -> str:
+        """The op of the table's rows."""
+        return self.op
+
     def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
         """The requests for these layouts of source and destination."""
         problem = self.problem_at(site)
@@ -127,7 +135,7 @@ class Op:
                 layouts if layouts[0].ndim == len(shape) else (row_major(len(shape)),)
                 for layouts, shape in ((srcs, problem.src_shape), (dsts, problem.dst_shape))
             )
-            yield self.op, problem, srcs, dsts
+            yield self.row_op(), problem, srcs, dsts
 
     def leading(self, site: Site) -> int:
         """The number of the input whose layout is a kernel's source layout."""
@@ -136,6 +144,21 @@ class Op:
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         """The layout of each input for a kernel from `src` to `dst`; None if there is none."""
         return (src,) * len(site.inputs)
+
+    def dst_layout(self, site: Site, dst: Layout) -> Layout:
+        """The output's layout for a kernel's request."""
+        return dst
+
+    def further(self, site: Site) -> Further:
+        """The shapes and types of results beside the output. `compute` then returns a tuple."""
+        return ()
+
+    def buffers(self, count: int) -> list[int | Array | None] | None:
+        """A kernel's buffers before its memory, for so many inputs: their numbers, `OUTPUT`, arrays, or None for none.
+
+        None: the inputs, the parameters, the output.
+        """
+        return None
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
         """The views among these layouts of four dimensions."""
@@ -251,6 +274,18 @@ class RowMajor(Solved):
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return tuple(row_major(tensor.rank) for tensor in site.inputs)
+
+
+class Trained(Solved):
+    """The base of ops whose inputs after the first two are no images: these are row-major."""
+
+    folds = False
+
+    def infer_type(self, src: ElementType, *others: ElementType | None) -> ElementType:
+        return common_type(self, src)
+
+    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
+        return tuple(src if one.rank == 4 else row_major(one.rank) for one in site.inputs)
 
 
 def check_inputs(attributes: Op, inputs: Sequence[ElementType]) -> None:

@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from blockconv.core.activation import IDENTITY, Activation
+from blockconv.core.activation import GRADIENTS, IDENTITY, Activation
 from blockconv.core.checks import Shape, broadcast, checked_shape, checked_word
-from blockconv.core.element_problem import BinaryKind, ElementsProblem
+from blockconv.core.element_problem import BinaryKind, ElementsProblem, GradientKind
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import FLOATS, NIBBLES, NUMBERS, WHOLE, Array, ElementType, FloatType, Types, element
 from blockconv.network.ops.base import (
@@ -20,7 +20,7 @@ from blockconv.network.ops.base import (
 )
 from blockconv.network.ops.rule import Axes, Layouts, Reads, Site, same_pixels
 
-__all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast", "Convert", "Where"]
+__all__ = ["Activate", "ActivationBackward", "Affine", "Binary", "BinaryKind", "Cast", "Convert", "Where"]
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,23 @@ class Binary(_Broadcast):
 
     def compute(self, a: Array, b: Array) -> Array:
         return self.activation.reference(_BINARY[self.kind](a, b))
+
+
+@dataclass(frozen=True)
+class ActivationBackward(_Broadcast):
+    """The gradient of an activation: see `GRADIENTS`. inputs: the gradient of its output, and its input or output."""
+
+    op = "activation_backward"
+    inputs = range(2, 3)
+    takes = FLOATS
+    kind: GradientKind
+
+    def infer(self, grad: Shape, x: Shape) -> Shape:
+        checked_word(self.op, "kind", self.kind, GradientKind)
+        return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", grad, x))
+
+    def compute(self, grad: Array, x: Array) -> Array:
+        return np.asarray(GRADIENTS[self.kind.removesuffix("_gradient")].reference(grad, x))
 
 
 @dataclass(frozen=True)

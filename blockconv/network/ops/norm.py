@@ -1,15 +1,16 @@
 """Normalisation to mean 0 and variance 1."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from blockconv.core.eltwise_problem import GroupNormProblem
+from blockconv.core.eltwise_problem import BatchNormProblem, GroupNormProblem
 from blockconv.core.types import FLOATS, Array
-from blockconv.network.ops.base import Scaled
+from blockconv.network.ops.base import OUTPUT, Further, Scaled, Trained
 from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reads, Site, same_pixels
 
-__all__ = ["GroupNorm"]
+__all__ = ["BatchNorm", "BatchNormBackward", "GroupNorm", "GroupNormBackward", "GroupNormTraining"]
 
 
 @dataclass(frozen=True)
@@ -43,3 +44,144 @@ class GroupNorm(Scaled):
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         return [same_pixels(axes)] if self.per_pixel else ALL_PIXELS
+
+
+def _by_channel(site: Site) -> Further:
+    """Two results for each channel of the input."""
+    src = site.inputs[0]
+    return (((src.shape[1],), src.type.computed),) * 2
+
+
+def _per_channel(x: Array) -> Array:
+    return x.reshape(-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class BatchNorm(Trained):
+    """(src - mean) * inverse * scale[c] + bias[c] (+ residual), at least `low` and at most `high`, by src's statistics.
+
+    inputs: src, scale, bias, then running mean and variance if `running`, then the residual if `residual`.
+    results beside the output: mean and inverse = 1 / sqrt(variance + epsilon), then updated running mean and variance.
+    """
+
+    solves = BatchNormProblem
+    inputs = range(3, 7)
+    epsilon: float
+    momentum: float
+    running: bool = False
+    residual: bool = False
+    low: float = -np.inf
+    high: float = np.inf
+
+    def further(self, site: Site) -> Further:
+        return _by_channel(site) * (2 if self.running else 1)
+
+    def buffers(self, count: int) -> list[int | Array | None]:
+        numbers = np.array([self.momentum, self.low, self.high])
+        running = (3, 4, OUTPUT - 3, OUTPUT - 4) if self.running else (None,) * 4
+        residual = count - 1 if self.residual else None
+        return [0, 1, 2, OUTPUT, OUTPUT - 1, OUTPUT - 2, residual, *running, numbers]
+
+    def compute(self, src: Array, scale: Array, bias: Array, *rest: Array | None) -> Any:
+        others = [one for one in rest if one is not None]
+        mean, variance = src.mean(axis=(0, 2, 3)), src.var(axis=(0, 2, 3))
+        inverse = 1 / np.sqrt(variance + self.epsilon)
+        y = (src - _per_channel(mean)) * _per_channel(inverse * scale) + _per_channel(bias)
+        y = np.clip(y + others[-1] if self.residual else y, self.low, self.high)
+        count = src.size // src.shape[1]
+        new = (mean, variance * (count / max(1, count - 1)))
+        kept = [(1 - self.momentum) * old + self.momentum * one for old, one in zip(others, new, strict=False)]
+        return (y, mean, inverse, *kept) if self.running else (y, mean, inverse)
+
+    def options(self) -> dict[str, Any]:
+        return {"extra": self.residual}
+
+
+@dataclass(frozen=True)
+class BatchNormBackward(Trained):
+    """The gradient of a batch norm's input. inputs: src, grad, scale, bias, mean, inverse, as `BatchNorm` has them.
+
+    results beside the output: the gradients of scale and of bias.
+    low, high: bounds of the norm's output; where it reached one, the gradient counts as 0.
+    """
+
+    op = "batch_norm_backward"
+    solves = BatchNormProblem
+    inputs = range(6, 7)
+    low: float = -np.inf
+    high: float = np.inf
+
+    def further(self, site: Site) -> Further:
+        return _by_channel(site)
+
+    def buffers(self, count: int) -> list[int | Array | None]:
+        return [*range(6), OUTPUT, OUTPUT - 1, OUTPUT - 2, np.array([0.0, self.low, self.high])]
+
+    def compute(self, src: Array, grad: Array, *given: Array) -> Any:
+        scale, bias, mean, inverse = map(_per_channel, given)
+        normal = (src - mean) * inverse
+        y, axes = normal * scale + bias, (0, 2, 3)
+        grad = np.where((y > self.low) & (y < self.high), grad, 0)
+        total, products = grad.sum(axis=axes), (grad * normal).sum(axis=axes)
+        count = src.size // src.shape[1]
+        apart = grad - _per_channel(total / count) - normal * _per_channel(products / count)
+        return apart * inverse * scale, products, total
+
+    def options(self) -> dict[str, Any]:
+        return {"extra": (self.low, self.high) != (-np.inf, np.inf)}
+
+
+@dataclass(frozen=True)
+class GroupNormTraining(Trained, GroupNorm):
+    """`GroupNorm` of (N, C, H, W) with factors that flow. inputs: src, scale, bias.
+
+    results beside the output, (N, groups): mean and inverse = 1 / sqrt(variance + epsilon).
+    """
+
+    op = "group_norm_training"
+    inputs, parameters = range(3, 4), range(1)
+
+    def row_op(self) -> str:
+        return "group_norm"
+
+    def further(self, site: Site) -> Further:
+        src = site.inputs[0]
+        return (((src.shape[0], self.groups), src.type.computed),) * 2
+
+    def buffers(self, count: int) -> list[int | Array | None]:
+        return [0, 1, 2, OUTPUT, OUTPUT - 1, OUTPUT - 2]
+
+    def compute(self, src: Array, *factors: Array) -> Any:
+        split = src.reshape(src.shape[0], self.groups, -1)
+        inverse = 1 / np.sqrt(split.var(axis=2) + self.epsilon)
+        return super().compute(src, *factors), split.mean(axis=2), inverse
+
+    def options(self) -> dict[str, Any]:
+        return {"statistics": True}
+
+
+@dataclass(frozen=True)
+class GroupNormBackward(Trained):
+    """The gradient of a group norm's input. inputs: src, grad, scale, mean, inverse.
+
+    results beside the output: the gradients of scale and of bias.
+    """
+
+    op = "group_norm_backward"
+    solves = GroupNormProblem
+    inputs = range(5, 6)
+    groups: int
+
+    def further(self, site: Site) -> Further:
+        return _by_channel(site)
+
+    def buffers(self, count: int) -> list[int | Array | None]:
+        return [*range(5), OUTPUT, OUTPUT - 1, OUTPUT - 2]
+
+    def compute(self, src: Array, grad: Array, scale: Array, mean: Array, inverse: Array) -> Any:
+        split = (src.shape[0], self.groups, -1)
+        normal = (src.reshape(split) - mean[..., None]) * inverse[..., None]
+        given = (grad * _per_channel(scale)).reshape(split)
+        apart = given - given.mean(axis=2, keepdims=True) - normal * (given * normal).mean(axis=2, keepdims=True)
+        products = (grad * normal.reshape(src.shape)).sum(axis=(0, 2, 3))
+        return (apart * inverse[..., None]).reshape(src.shape), products, grad.sum(axis=(0, 2, 3))

@@ -28,7 +28,6 @@ from blockconv.network.ops.rule import (
     Axes,
     Layouts,
     Reads,
-    Requests,
     Site,
     same_pixels,
     windows_of,
@@ -120,9 +119,9 @@ class Convolution(Weighted):
     def sums(self, src: Array, wei: Array) -> Array:
         """The sums of the products, without bias and residual."""
         p, g = self.problem(src.shape, wei.shape), self.groups
-        image = framed(src, _reach(p), 0)
+        image = framed_image(src, p)
         dst = np.zeros((p.n, g, p.oc // g, p.oh * p.ow), np.result_type(src, wei))
-        for y, x, window in _taps(image, p):
+        for y, x, window in taps_of(image, p):
             weights = wei[:, :, y, x].reshape(g, p.oc // g, p.ic // g)
             dst += weights @ window.reshape(p.n, g, p.ic // g, p.oh * p.ow)
         return dst.reshape(p.dst_shape)
@@ -269,9 +268,8 @@ class ConvTranspose2d(Weighted):
         dst = framed(dst, ((0, 0), (0, 0), *((-begin, -end) for begin, end in self.pads)), 0)
         return self.activation.reference(dst if bias is None else dst + bias[:, None, None])
 
-    def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
-        problem = self.problem_at(site)
-        yield problem.row_op, problem, srcs, dsts
+    def row_op(self) -> str:
+        return "conv2d_backward_data"
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         return [{axis: (axis, reach.inverse()) for axis, (_, reach) in windows_of(self.problem_at(site)).items()}]
@@ -304,10 +302,10 @@ class Pool2d(Solved):
         if self.kind == "max":
             least = -math.inf if src.dtype.kind == "f" else np.iinfo(src.dtype).min
             best = np.full(p.dst_shape, least, src.dtype)
-            for _, _, window in _taps(framed(src, _reach(p), least), p):
+            for _, _, window in taps_of(framed_image(src, p, least), p):
                 best = np.maximum(best, window)
             return best
-        total = sum(window for _, _, window in _taps(framed(src, _reach(p), 0), p))
+        total = sum(window for _, _, window in taps_of(framed_image(src, p), p))
         return np.asarray(total / (_counts(p) if self.divisor is None else self.divisor))
 
     def windows(self, site: Site, axes: Axes) -> Reads:
@@ -344,13 +342,18 @@ class AdaptivePool2d(Solved):
 # ---------------------------------------------------------------- windows in NumPy
 
 
-def _taps(x: Array, p: Any) -> Iterator[tuple[int, int, Array]]:
+def taps_of(x: Array, p: Any) -> Iterator[tuple[int, int, Array]]:
     """(kh, kw, what that tap of each window reads) of a framed image; `p` is the problem."""
     for y in range(p.kh):
         for z in range(p.kw):
             top, left = y * p.dh, z * p.dw
             rows = slice(top, top + (p.oh - 1) * p.sh + 1, p.sh)
             yield y, z, x[..., rows, left : left + (p.ow - 1) * p.sw + 1 : p.sw]
+
+
+def framed_image(src: Array, p: Any, value: float = 0) -> Array:
+    """The image with pads of `value` that make room for each window."""
+    return framed(src, _reach(p), value)
 
 
 def _reach(p: Any) -> tuple[Pair, Pair, Pair, Pair]:
@@ -367,4 +370,4 @@ def _counts(p: Any) -> Array:
     padded = framed(ones, (none, none, rows, columns), float(p.kind == "avg_include_padding"))
     (_, _, (_, bottom), (_, right)) = _reach(p)
     whole = framed(padded, (none, none, (0, bottom - p.ph_r), (0, right - p.pw_r)), 0.0)
-    return np.asarray(sum(window for _, _, window in _taps(whole, p)))
+    return np.asarray(sum(window for _, _, window in taps_of(whole, p)))

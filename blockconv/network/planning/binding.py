@@ -4,23 +4,25 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from blockconv import jit
 from blockconv.core.layout import row_major
 from blockconv.core.quantization import Quantizations, Requantization
 from blockconv.core.types import Array, Types, element
-from blockconv.dispatch.packing import activation_block, pack_bias
+from blockconv.dispatch.packing import activation_block, pack_bias, packing_launches, spread_launch
 from blockconv.dispatch.quantizing import check_sums, epilogue_block, epilogue_of, quantized_bias, weight_sums
 from blockconv.jit.compile_processes import compile_together
 from blockconv.kernels import WeightForm
 from blockconv.kernels.dynamic.rows import EPILOGUE_BYTES, dynamic_epilogue_op
 from blockconv.kernels.table import Epilogue, Primitive
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import Conv2d, ConvTranspose2d, DynamicConv2d, QuantizedConv2d
+from blockconv.network.ops import Conv2d, ConvTranspose2d, DynamicConv2d, FlowingConv2d, QuantizedConv2d
+from blockconv.network.ops.base import OUTPUT
 from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Buffer, Launch
 
-OUTPUT = -1  # among a bound node's operands: what it writes
 Known = dict[Any, tuple[Primitive, tuple[Launch, ...]]]
 Prepare = Callable[..., tuple[Primitive, tuple[Launch, ...]]]
 
@@ -36,10 +38,10 @@ class Workspace(NamedTuple):
 
 
 class BoundNode(NamedTuple):
-    """Ops whose k-th buffer is `operands[k]`: the number of an input, OUTPUT, an array of constants, or memory."""
+    """Ops whose k-th buffer is `operands[k]`: as `Op.buffers` has them, or memory."""
 
     launches: tuple[Launch, ...]
-    operands: tuple[int | Array | Workspace, ...]
+    operands: tuple[int | Array | Workspace | None, ...]
 
 
 def bind(
@@ -56,12 +58,13 @@ def bind(
         prepare = functools.partial(_prepared, {} if known is None else known, candidate, threads)
         return convolution(network, node, candidate, held, prepare)
     primitive = candidate.prepare(threads, **node.attributes.options())
-    computed = network.tensors[node.output].type.computed
+    computed, own = network.tensors[node.output].type.computed, node.attributes.buffers(len(node.inputs))
     dense = ((name, row_major(len(network.shape(name)))) for name in node.parameters)
     constants = (held.constant(name, layout, computed) for name, layout in dense)
     last = len(primitive.workspace) - 1
     memory = (Workspace(nbytes, primitive.fails and k == last) for k, nbytes in enumerate(primitive.workspace))
-    return BoundNode(primitive.launches(), (*range(len(node.inputs)), *constants, OUTPUT, *memory))
+    buffers = (*range(len(node.inputs)), *constants, OUTPUT) if own is None else own
+    return BoundNode(primitive.launches(), (*buffers, *memory))
 
 
 def bind_all(network: Network, chosen: Sequence[Candidate], held: Parameters, threads: int) -> list[BoundNode | None]:
@@ -112,6 +115,25 @@ def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters
     return BoundNode(made, (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block, *memory))
 
 
+def _flowing_conv2d(
+    network: Network, node: Node, candidate: Candidate, held: Parameters, prepare: Prepare
+) -> BoundNode:
+    """The kernels of a convolution, after ops that pack its weight, and a bias, into memory."""
+    problem, types, a = candidate.request.problem, candidate.request.types, node.attributes
+    act, block = activation_block(a.of.activation)  # type: ignore[attr-defined]
+    primitive, kernels = prepare(Epilogue(act, False))
+    form, memory, is_biased = primitive.form, [*map(Workspace, primitive.workspace)], len(node.inputs) > 2
+    with jit.collecting(compiles=True):  # programs of packing are kept
+        launches, sizes = packing_launches(problem, a.last, form, types, 6 + len(memory))  # type: ignore[attr-defined]
+    bias = pack_bias(problem, None, form, types.acc.name)
+    if is_biased:
+        positions = pack_bias(problem, np.arange(1, 1 + network.shape(node.inputs[2])[0]), form, np.int64)
+        launches.append(spread_launch(positions, bias.itemsize, Buffer(6 + len(memory) + len(sizes)), Buffer(2)))
+    packed, *between = map(Workspace, sizes)
+    operands = 0, packed, Workspace(bias.nbytes) if is_biased else bias, OUTPUT, OUTPUT, block, *memory, 1, *between
+    return BoundNode((*launches, *kernels), (*operands, *[2] * is_biased))
+
+
 def _quantized_conv2d(
     network: Network, node: Node, candidate: Candidate, held: Parameters, prepare: Prepare
 ) -> BoundNode:
@@ -158,6 +180,7 @@ def _dynamic_conv2d(
 _CONVOLUTIONS = {
     Conv2d: _conv2d,
     ConvTranspose2d: _conv2d,
+    FlowingConv2d: _flowing_conv2d,
     QuantizedConv2d: _quantized_conv2d,
     DynamicConv2d: _dynamic_conv2d,
 }

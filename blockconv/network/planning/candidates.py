@@ -159,7 +159,8 @@ def _with_kernels(node: Node, site: Site, pricing: Pricing) -> Iterator[Candidat
             dst = one.dst if one.dst.ndim == dst_rank else row_major(dst_rank)
             found = a.src_layouts(site, src, dst)
             if found is not None:
-                yield one._replace(srcs=found, dst=dst, cost=pricing.price(one))
+                packed = selection.packing_seconds(one.prepare(1), one.request) if a.packs else 0.0
+                yield one._replace(srcs=found, dst=a.dst_layout(site, dst), cost=pricing.price(one) + packed)
 
 
 @functools.lru_cache(maxsize=4096)
