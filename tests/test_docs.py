@@ -199,8 +199,6 @@ def listed_by(path: str) -> list[str]:
         ("torch/__init__.py", "torch.md", ":: blockconv.torch.{}"),
         ("frontends/torch/functional.py", "torch.md", ":: blockconv.torch.functional.{}"),
         ("dask.py", "dask.md", ":: blockconv.dask.{}"),
-        ("ndimage.py", "ndimage.md", "`{}`"),
-        ("signal.py", "ndimage.md", "`{}`"),
         ("onnxruntime/__init__.py", "onnxruntime.md", ":: blockconv.onnxruntime.{}|`{}`"),
     ],
 )

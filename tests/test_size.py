@@ -31,8 +31,6 @@ PUBLIC = {
     "avg_pool2d", "max_pool2d_backward", "avg_pool2d_backward", "Conv2d.__init__", "NetworkBuilder.conv2d",
     "NetworkBuilder.conv_transpose2d",
     "quantize", "compile",
-    # What scipy's functions take.
-    "gaussian_filter1d", "gaussian_filter", "rank_filter", "median_filter", "percentile_filter", "filter",
 }  # fmt: skip
 
 
