@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Who adds more than is left raises the limit in a commit of its own, which gives the reason.
-LINES_OF_THE_PACKAGE = 66_298
+LINES_OF_THE_PACKAGE = 65_817
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -44,7 +44,7 @@ BUDGET = {
     "kernels/reorder": 10_161, "kernels/resize": 5_191, "kernels/shuffle": 1_300, "kernels/winograd": 14_252,
     "machine": 3_297, "network": 104_241, "nopython": 4_164, "onnxruntime": 5_752, "runtime": 5_709, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 506_563
+TOKENS_OF_THE_PACKAGE = 502_650
 # Capitalised names that three modules or more import. A reader has to learn each of them.
 SHARED_NAMES = 221
 
