@@ -144,8 +144,8 @@ def test_a_full_file_replaces_older_results_alone(tmp_path):
 
 
 def test_results_in_git_are_compact():
-    """All that is kept of them, with the tables and pictures made of them, and a sample of the lab's data set; full ones
-    are not for git."""
+    """All that is kept of them, with the tables and pictures made of them, and a sample of the lab's data set; full
+    ones are not for git."""
     kept = [path for path in publish.RESULTS.rglob("*") if path.is_file() and path.suffix != ".jsonl"]
     assert sum(path.stat().st_size for path in kept) < 2_500_000
     ignored = (publish.ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
