@@ -66,7 +66,7 @@ def _expand_late(node: Any) -> None:
         return
     for user in list(node.users):
         if user.target is aten.div.Scalar:
-            with node.graph.inserting_before(node):
+            with node.graph.inserting_before(user):  # a divisor may be a size, which is known from there on
                 divided = _emitted(user, aten.div.Scalar, x, user.args[1])
                 expanded = _emitted(user, aten.expand.default, divided, node.args[1])
             user.replace_all_uses_with(expanded)
