@@ -540,7 +540,7 @@ def test_what_no_plan_has_runs_on_ops_of_their_own():
 @pytest.mark.nightly
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler here")
 def test_inductor_compiles_what_is_left():
-    """In inference between plans, and in a step around our ops."""
+    """Between plans, in inference and in a step."""
     model = made(lambda: nn.Sequential(Odd(), nn.BatchNorm2d(4), nn.MaxPool2d(2)))
     model[0].b.bias = None  # its gradient is noise before a batch norm
     fast, x = torch.compile(model, backend=backend, options={"fallback": "inductor"}), images(2, 3, 12, 12)
@@ -569,10 +569,10 @@ def test_inductor_compiles_what_is_left():
         found.append([y, *(parameter.grad for parameter in each.parameters()), *each.buffers()])
     for a, b in zip(*found, strict=True):
         close(b.float(), a.float(), 1e-4)
-    assert [graph.taken for graph in report(own)] == [3, 3]
+    assert [graph.taken for graph in report(own)] == [6, 24]
     seen = ops_of(lambda: trained(x).sum().backward())
-    assert {"blockconv::conv2d", "blockconv::max_pool2d_backward"} <= seen
-    assert not {"aten::native_batch_norm", "aten::threshold_backward"} & seen
+    assert any("CompiledFxGraph" in op for op in seen)
+    assert not {"aten::convolution", "aten::native_batch_norm", "aten::threshold_backward"} & seen
 
 
 def test_attention_is_one_op():
