@@ -28,7 +28,7 @@ from blockconv.dispatch.boundary import ONE_IMAGE, read_window
 from blockconv.dispatch.packing import (
     PLAIN,
     Packing,
-    pack_bias,
+    bias_positions,
     pack_weights,
     packing,
     room_for,
@@ -210,9 +210,7 @@ class CheckedConvolution:
         how, form, wei = to.packing, to.form, to.types.wei.dtype
         assert how is not None
         zeros, parameters = self.arithmetic.beside_weights(*to[:3], given, None, None)
-        # For each packed bias, its number among a zero and the given biases.
-        numbers = None if self.bias is None else np.arange(1, 1 + self.bias.size)
-        positions = zeros if numbers is None else pack_bias(to.problem, numbers, form, numbers.dtype)
+        positions = None if self.bias is None else bias_positions(to.problem, form)
         in_place = given.dtype == wei and weights_layout(given) is not None and widened(given, form) is given
         no_bias, at = address_of(zeros), address_of(parameters)
 
@@ -221,7 +219,7 @@ class CheckedConvolution:
             start, between, room = room_for(how)
             if not in_place:  # a conversion keeps the order of dense weights, and of no others
                 weight = widened(weights_as_read(weight)[0].astype(wei, copy=False), form)
-            if bias is None:
+            if positions is None:
                 return (start, no_bias, at, address_of(weight), between), (room, weight, zeros)
             numbered = np.zeros(1 + bias.size, zeros.dtype)
             numbered[1:] = bias
@@ -231,7 +229,7 @@ class CheckedConvolution:
         if not in_place:
             return derive, None
         beside = {"packed": how.nbytes, "between": how.between, "parameters": parameters, "biases": zeros}
-        return derive, beside if numbers is None else {**beside, "positions": positions}
+        return derive, beside if positions is None else {**beside, "positions": positions}
 
     def _operands(self, to: _Prepared, residual: Any, kept: dict[Any, Array]) -> tuple[Array, Array, Array]:
         """Packed weights, biases, parameters."""

@@ -127,7 +127,12 @@ def packing_launches(
     return launches, [how.nbytes, how.between, *wide]
 
 
-def spread_launch(positions: Array, itemsize: int, src: Buffer, dst: Buffer) -> Launch:
+def bias_positions(problem: Conv2dProblem, form: WeightForm) -> Array:
+    """For each packed bias its number among the given ones, from 1 on; 0 for a zero."""
+    return pack_bias(problem, np.arange(1, 1 + problem.oc), form, np.int64)
+
+
+def spread_launch(positions: Array, itemsize: int, src: Buffer, dst: int | Buffer) -> Launch:
     """The op that gives each element of `dst` the one of `src` that `positions` counts from 1, or 0."""
     args = SpreadArgs(dst=dst, src=src, table=OWN_TABLE)
     return Launch(spread_elements(itemsize), args, positions.size, positions.size, table=positions.reshape(-1))

@@ -19,7 +19,9 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from blockconv.api.frame import Computation
+from blockconv.core.checks import Shape
 from blockconv.core.errors import UnsupportedError
+from blockconv.dispatch.packing import spread_launch
 from blockconv.jit.arguments import Arguments, word
 from blockconv.runtime import Buffer, Launch, Program, address_of, aligned_empty
 from blockconv.runtime.launcher import Instance, launch_alone
@@ -64,7 +66,10 @@ def of_computation(op: str, computation: Computation, names: Sequence[str]) -> S
     if program is None or (computation.derive is not None and computation.beside is None):
         raise UnsupportedError(f"{op}: Python takes part in such a call")
     made = {name: aligned_empty(one) if isinstance(one, int) else one for name, one in beside.items()}
-    places, buffers = [*names, "out"], (*computation.buffers, "workspace")
+    places, buffers, first = [*names, "out"], (*computation.buffers, "workspace"), list[Launch]()
+    if "positions" in made:
+        biases, given = made["biases"], Buffer(places.index("bias"))
+        first.append(spread_launch(made["positions"], biases.itemsize, given, address_of(biases)))
     fixed = [
         Buffer(places.index(name)) if name in places else address_of(made[name]) if name in made else 0
         for name in buffers
@@ -74,7 +79,7 @@ def of_computation(op: str, computation: Computation, names: Sequence[str]) -> S
         to = fixed[buffer.index]
         return to + buffer.offset if isinstance(to, int) else Buffer(to.index, buffer.offset)
 
-    return standing([launch.with_addresses(placed) for launch in program.launches], [*made.values()])
+    return standing([*first, *(launch.with_addresses(placed) for launch in program.launches)], [*made.values()])
 
 
 class _Addresses(NamedTuple):
@@ -132,9 +137,6 @@ class KnownCall(Arguments):
     record = word("what it takes", "address")
     patch = word("(word's address, array's number, bytes that are added) for each address of an array", "address")
     patches = word("how many")
-    biases = word("the packed biases, which each call gathers", "address")
-    positions = word("for each of them, its number among the given ones from 1 on; 0 for a zero", "address")
-    gathered = word("how many")
 
 
 # Functions that Numba keeps on disk may be of another version of these blocks.
@@ -154,29 +156,25 @@ class Table:
         self._root = np.array(Root(slots=address_of(self._slots), version=VERSION, process=self.process), np.int64)
         llvm.add_symbol(SYMBOL, address_of(self._root))
 
-    def add(self, key: Sequence[int], slot: int, made: Standing, computation: Computation, channels_last: bool) -> None:
-        """Make a call known. channels_last: whether its result is stored in the order of NHWC."""
-        base, beside = made.instance.address, dict[str, Any](computation.beside or {})
+    def add(self, key: Sequence[int], slot: int, made: Standing, shape: Shape, channels_last: bool) -> None:
+        """Make a call known. shape: its result's. channels_last: whether that is stored in the order of NHWC."""
+        base = made.instance.address
         words = np.array(key, np.int64)
         patch = np.array([(base + 8 * at, *other) for at, *other in made.instance.patches], np.int64)
-        positions = beside.get("positions", words[:0])
         entry = KnownCall(
             key=address_of(words),
             words=len(words),
             next=0,
-            **dict(zip("nchw", computation.results[0].shape, strict=True)),
+            **dict(zip("nchw", shape, strict=True)),
             channels_last=channels_last,
             launch=launch_alone().address,
             record=base,
             patch=address_of(patch),
             patches=len(patch),
-            biases=address_of(beside.get("biases", words)),
-            positions=address_of(positions),
-            gathered=positions.size,
         )
         block = np.array(entry, np.int64)
         with self._lock:
-            self._kept += made, words, patch, positions, block
+            self._kept += made, words, patch, block
             with self._order:  # its release and its acquisition keep these stores in order on every processor
                 block[KnownCall.fields["next"].first] = self._slots[slot]
             with self._order:

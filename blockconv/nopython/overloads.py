@@ -78,13 +78,13 @@ def _thread(context):
 
 
 @intrinsic
-def _elements(context, address, like):
-    """The pointer to an array's first element, whose type is that of `like`."""
+def _words_at(context, address):
+    """The pointer to the int64s at an address."""
 
     def emit(context, builder, sig, args):
-        return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
+        return builder.inttoptr(args[0], _WORD.as_pointer())
 
-    return types.CPointer(types.unliteral(like))(types.int64, like), emit
+    return types.CPointer(types.int64)(types.int64), emit
 
 
 @intrinsic
@@ -101,7 +101,7 @@ def _native(context, function, argument):
 
 @register_jitable
 def _load(address):
-    return carray(_elements(address, np.int64(0)), 1)[0]
+    return carray(_words_at(address), 1)[0]
 
 
 # ---------------------------------------------------------------- parts of a compiled call
@@ -122,7 +122,7 @@ def _find(key, slot):
     entry = _load(_load(_root() + ROOT.slots) + 8 * slot)
     while entry != 0:
         if _load(entry + KNOWN.words) == len(key):
-            words = carray(_elements(_load(entry + KNOWN.key), np.int64(0)), len(key))
+            words = carray(_words_at(_load(entry + KNOWN.key)), len(key))
             equal = True
             for k in range(len(key)):
                 equal &= words[k] == key[k]
@@ -136,9 +136,9 @@ def _find(key, slot):
 def _run_known(known, addresses):
     """Run a known call on the arrays at these addresses."""
     count = _load(known + KNOWN.patches)
-    patches = carray(_elements(_load(known + KNOWN.patch), np.int64(0)), (count, 3))
+    patches = carray(_words_at(_load(known + KNOWN.patch)), (count, 3))
     for k in range(count):
-        carray(_elements(patches[k, 0], np.int64(0)), 1)[0] = addresses[patches[k, 1]] + patches[k, 2]
+        carray(_words_at(patches[k, 0]), 1)[0] = addresses[patches[k, 1]] + patches[k, 2]
     _native(_load(known + KNOWN.launch), _load(known + KNOWN.record))
 
 
@@ -188,22 +188,6 @@ def _dense(x):
 
 
 @_part
-def _gather(known, bias):
-    if not isinstance(bias, types.Array):
-        return lambda known, bias: None
-    zero = np.dtype(str(bias.dtype)).type(0)
-
-    def gather(known, bias):
-        count = _load(known + KNOWN.gathered)
-        positions = carray(_elements(_load(known + KNOWN.positions), np.int64(0)), count)
-        biases = carray(_elements(_load(known + KNOWN.biases), zero), count)
-        for k in range(count):
-            biases[k] = bias[positions[k] - 1] if positions[k] else zero
-
-    return gather
-
-
-@_part
 def _result(input, out, known):
     """The array that a known call writes: `out`, or a new one."""
     if isinstance(out, types.Array):
@@ -247,7 +231,7 @@ def plan(op, key, slot, arrays, options):
     else:
         given = arrays[:1]
     computation = FRAME_OF[op].computation(given, options, layout=NHWC if last else NCHW)
-    table().add(key, slot, of_computation(op, computation, ARRAYS), computation, last)
+    table().add(key, slot, of_computation(op, computation, ARRAYS), computation.results[0].shape, last)
 
 
 def _check(op, input, weights, bias, out):
@@ -288,7 +272,6 @@ def _caller(op):
                     plan(op, key, slot, (x, w, b), options)
                 known = _find(key, slot)
             result = _result(x, out, known)
-            _gather(known, b)
             _run_known(known, (_address(x), _address(w), _address(b), _address(result)))
             return result
 

@@ -105,9 +105,8 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
         how = settings if kind == "inference" else settings._replace(precision="float32")
         if kind == "forward" and how != settings:
             warn(f"blockconv: {name}: precision has no effect in a step of training", 2, UserWarning)
-        if (
-            kind != "inference" and how.layouts == "auto"
-        ):  # gradients read nearly all values, and tensors have no blocks
+        # Gradients read nearly all values, and tensors have no blocks.
+        if kind != "inference" and how.layouts == "auto":
             how = how._replace(layouts=("NCHW", "NHWC"))
         return _planned(graph, recorded(name, kind, owned), how, set() if kind == "backward" else _static())
 

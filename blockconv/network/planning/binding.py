@@ -4,13 +4,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from blockconv import jit
 from blockconv.core.layout import row_major
 from blockconv.core.quantization import Quantizations, Requantization
 from blockconv.core.types import Array, Types, element
-from blockconv.dispatch.packing import activation_block, pack_bias, packing_launches, spread_launch
+from blockconv.dispatch.packing import activation_block, bias_positions, pack_bias, packing_launches, spread_launch
 from blockconv.dispatch.quantizing import check_sums, epilogue_block, epilogue_of, quantized_bias, weight_sums
 from blockconv.jit.compile_processes import compile_together
 from blockconv.kernels import WeightForm
@@ -127,8 +125,8 @@ def _flowing_conv2d(
         launches, sizes = packing_launches(problem, a.last, form, types, 6 + len(memory))  # type: ignore[attr-defined]
     bias = pack_bias(problem, None, form, types.acc.name)
     if is_biased:
-        positions = pack_bias(problem, np.arange(1, 1 + network.shape(node.inputs[2])[0]), form, np.int64)
-        launches.append(spread_launch(positions, bias.itemsize, Buffer(6 + len(memory) + len(sizes)), Buffer(2)))
+        given = Buffer(6 + len(memory) + len(sizes))
+        launches.append(spread_launch(bias_positions(problem, form), bias.itemsize, given, Buffer(2)))
     packed, *between = map(Workspace, sizes)
     operands = 0, packed, Workspace(bias.nbytes) if is_biased else bias, OUTPUT, OUTPUT, block, *memory, 1, *between
     return BoundNode((*launches, *kernels), (*operands, *[2] * is_biased))
