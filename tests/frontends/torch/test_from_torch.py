@@ -945,7 +945,7 @@ PYTORCH = {
     "two equal nodes": lambda x: torch.logcumsumexp(x, 1).relu() - F.conv2d(torch.logcumsumexp(x, 1), WEIGHT),
     "of two outputs of one name": lambda x: torch.kthvalue(x, 3, 1)[0].sum() + torch.kthvalue(x, 2, 2)[0],
     "a softplus that is cut early": lambda x: F.softplus(x, threshold=1),
-    "what autocast would round": lambda x: torch.addmm(x[1, 1, :, :8], x[0, 0], x[0, 1].mT, beta=0.5),
+    "what autocast would round": lambda x: torch.addbmm(x[1, 1, :, :8], x[0, :2], x[0, 1:3].mT, beta=0.5),
 }
 WEIGHT = torch.from_numpy(np.random.default_rng(5).standard_normal((6, 6, 1, 1), np.float32))
 
