@@ -43,7 +43,7 @@ def changes(old: dict[str, Case], new: dict[str, Case], threshold: float = 0.05)
     ratios is what the machine did meanwhile: the drift, of a case where it has three such peers,
     which took turns with ours. Slower or faster is an entry whose ratio, without the drift, passes
     the threshold and whose interval leaves no doubt that it moved. The interval comes from the medians' intervals, or
-    from quartiles, which are what published files keep. Of quartiles it is wider: they hold half of the samples.
+    from quartiles, which are what published files keep. A range of quartiles is wider: they hold half of the samples.
     """
     pairs = list(_pairs(old, new))
     drifts: dict[str, list[float]] = {}

@@ -29,7 +29,7 @@ ROWS = {"entries": (*ENTRY, *TIMES, *MORE), "ops": OP}
 def rows(path: Path, what: str = "entries") -> Iterator[Row]:
     """The rows of a result file. what: of ROWS. A value that the file does not have is left out.
 
-    Of several runs in a file, the last one's machine record stands for all, as in `bench compare`.
+    A file may have several runs. The last one's machine record stands for all, as in `bench compare`.
     """
     headers, cases = load(path)
     machine = headers[-1]["machine"]

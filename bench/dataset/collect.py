@@ -204,7 +204,7 @@ def measured_problem(known: Opened, times: Times) -> Assignment | None:
 
 
 def _measured_seconds(known: Opened, node: int, times: Times) -> list[float | None]:
-    """Of each candidate of a node: measured seconds, of a view those of its copies; None if they were not measured."""
+    """The measured seconds of each candidate of a node. A view has those of its copies. None: not measured."""
     found: list[float | None] = []
     for candidate, copies in zip(known.found[node], known.copies(node), strict=True):
         if candidate.view is None:
@@ -336,6 +336,6 @@ def assignment_rows(known: Opened, settings: Settings, times: Times) -> Iterator
 
 
 def coverage(rows: Sequence[Row]) -> float:
-    """The share of rows that have a measured time, of those that could have one."""
+    """The share of measurable rows that have a measured time."""
     timed = [row for row in rows if row.get("key", "") is not None and not row.get("is_free")]
     return statistics.fmean(row.get("measured_median_s") is not None for row in timed) if timed else 1.0

@@ -1,4 +1,4 @@
-"""What a data set says about planners and cost models: regret, rank correlation, the best of the top few.
+"""A data set judges planners and cost models: regret, rank correlation, the best of the top few.
 
 Regret is the slowdown against the best that was measured: 0.03 is 3 %. An interval is of 95 %: percentiles over
 resamples, with replacement, of the assignments of a network. Each assignment took turns with a reference, the plan that
@@ -264,7 +264,7 @@ def _regret_rows(one: Kept, own: Mapping[str, Own], model: Costs | None) -> Iter
 class Scores(NamedTuple):
     """How a cost model ranks the measured assignments of a network.
 
-    assignments: how many. tau: Kendall's. top_1, top_5: regret of the best of those that cost least.
+    assignments: how many. tau: Kendall's. top_1, top_5: the regret of the best among the 1 or 5 that cost least.
     intervals: of tau and of top_5.
     """
 

@@ -181,7 +181,7 @@ def halves_network(
 
 
 def of_dataset(part: str, asked: Any, *arguments: Any) -> Iterator[Variant]:
-    """What `bench lab --export` measures of a network: `part` is a function of `bench.dataset.probe`."""
+    """Measure a part of a network for `bench lab --export`: `part` is a function of `bench.dataset.probe`."""
     from ..dataset import probe
 
     yield from getattr(probe, part)(asked, *arguments)

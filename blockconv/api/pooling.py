@@ -106,7 +106,7 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
 
 
 def _quantizations(op: str, given: Quantizations, x: BlockedArray) -> Quantizations:
-    """Those of source and destination; None for floats, and for integers that stand for themselves."""
+    """The quantizations of source and destination; None for floats, and for integers that stand for themselves."""
     for name, each in zip(INTEGERS, given, strict=True):
         if each is None:
             continue

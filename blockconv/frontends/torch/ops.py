@@ -180,7 +180,7 @@ def _with_results(call: Call, y: Tensor, shape: Shape, dtype: str, count: int) -
 
 
 class _Groups(NamedTuple):
-    """What a group or a layer norm normalises: `groups` of the channels of images. Rows are images of one pixel.
+    """A group or a layer norm as one of images: it normalises `groups` of their channels. Rows are images of one pixel.
 
     factors, statistics: the shapes that PyTorch gives these.
     """
@@ -192,7 +192,7 @@ class _Groups(NamedTuple):
 
     @classmethod
     def of(cls, call: Call) -> _Groups:
-        """Those of a node."""
+        """Read a node."""
         x, sizes = call.input(), call.get("normalized_shape")
         if sizes is None:
             groups = call["group"]

@@ -1,4 +1,4 @@
-"""What becomes of the graph of a training step before plans take it.
+"""The graph of a training step is rewritten before plans take it.
 
 Batch norms of images take in the addition and the ReLU that follow them. Their gradients find the mask of the ReLU
 again, so its input is not kept. So this comes before a step is parted into a forward and a backward graph.
@@ -225,7 +225,7 @@ def _readers(node: Any) -> list[Any]:
 
 
 def _as_types(node: Any, parts: Sequence[Any]) -> dict[int, Any]:
-    """What is read of a node's results, in the types that tracing promised."""
+    """The results of a node that others read, in the types that tracing promised."""
     read, promised = {part.args[1] for part in node.users}, [each.dtype for each in node.meta["val"]]
     convert = torch.ops.prims.convert_element_type.default
     return {

@@ -11,7 +11,7 @@ from blockconv.kernels.common.vectors import Vectors
 
 
 class AttentionSpec(NamedTuple):
-    """What becomes of the first of two products.
+    """The work between two products, on the result of the first.
 
     attends: whether there are two; else there is no softmax.
     masked: whether scores have a mask.

@@ -1,4 +1,4 @@
-"""What kernels do not take: values without elements, values without axes, and integers of 4 bits for most ops.
+"""Conversions around nodes for what kernels do not take: no elements, no axes, and for most ops integers of 4 bits.
 
 `of_kernels` runs once, when the plan's sizes are known, so that no kernel, price or schedule has such shapes.
 

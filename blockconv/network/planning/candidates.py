@@ -45,7 +45,7 @@ class Candidate(NamedTuple):
 
     @property
     def choice(self) -> tuple[str | None, tuple[Layout, ...], Layout]:
-        """What tells it from the node's others: its kernel's name, None for a view, and the layouts."""
+        """Its kernel's name, None for a view, and its layouts. No other candidate of the node has the same."""
         return self.row.name if self.row else None, self.srcs, self.dst
 
     def prepare(self, threads: int, **options: Any) -> Primitive:

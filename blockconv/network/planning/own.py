@@ -137,7 +137,7 @@ OwnCosts = Callable[[Any, str, Layout, Layout], float | None]
 
 
 class _Asked(NamedTuple):
-    """What a cost is for: the node or value that has it first, and the arguments of `OwnCosts`."""
+    """The first node or value that has a cost, and the arguments of `OwnCosts` for it."""
 
     name: str
     problem: Any
