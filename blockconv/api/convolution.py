@@ -210,7 +210,7 @@ class CheckedConvolution:
         how, form, wei = to.packing, to.form, to.types.wei.dtype
         assert how is not None
         zeros, parameters = self.arithmetic.beside_weights(*to[:3], given, None, None)
-        positions = None if self.bias is None else bias_positions(to.problem, form)
+        positions = None if self.bias is None else bias_positions(self.bias.size, to.problem, form)
         in_place = given.dtype == wei and weights_layout(given) is not None and widened(given, form) is given
         no_bias, at = address_of(zeros), address_of(parameters)
 
@@ -226,10 +226,8 @@ class CheckedConvolution:
             biases = numbered[positions]
             return (start, address_of(biases), at, address_of(weight), between), (room, weight, biases, parameters)
 
-        if not in_place:
-            return derive, None
         beside = {"packed": how.nbytes, "between": how.between, "parameters": parameters, "biases": zeros}
-        return derive, beside if positions is None else {**beside, "positions": positions}
+        return derive, {**beside, "positions": positions} if in_place else None
 
     def _operands(self, to: _Prepared, residual: Any, kept: dict[Any, Array]) -> tuple[Array, Array, Array]:
         """Packed weights, biases, parameters."""

@@ -127,9 +127,9 @@ def packing_launches(
     return launches, [how.nbytes, how.between, *wide]
 
 
-def bias_positions(problem: Conv2dProblem, form: WeightForm) -> Array:
-    """For each packed bias its number among the given ones, from 1 on; 0 for a zero."""
-    return pack_bias(problem, np.arange(1, 1 + problem.oc), form, np.int64)
+def bias_positions(given: int, problem: Conv2dProblem, form: WeightForm) -> Array:
+    """For each packed bias its number among the given ones, from 1 on; 0 for a zero. given: how many there are."""
+    return pack_bias(problem, np.arange(1, 1 + given), form, np.int64)
 
 
 def spread_launch(positions: Array, itemsize: int, src: Buffer, dst: int | Buffer) -> Launch:

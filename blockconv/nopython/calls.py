@@ -67,7 +67,7 @@ def of_computation(op: str, computation: Computation, names: Sequence[str]) -> S
         raise UnsupportedError(f"{op}: Python takes part in such a call")
     made = {name: aligned_empty(one) if isinstance(one, int) else one for name, one in beside.items()}
     places, buffers, first = [*names, "out"], (*computation.buffers, "workspace"), list[Launch]()
-    if "positions" in made:
+    if made.get("positions") is not None:
         biases, given = made["biases"], Buffer(places.index("bias"))
         first.append(spread_launch(made["positions"], biases.itemsize, given, address_of(biases)))
     fixed = [

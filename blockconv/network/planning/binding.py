@@ -57,8 +57,7 @@ def bind(
         return convolution(network, node, candidate, held, prepare)
     primitive = candidate.prepare(threads, **node.attributes.options())
     computed, own = network.tensors[node.output].type.computed, node.attributes.buffers(len(node.inputs))
-    dense = ((name, row_major(len(network.shape(name)))) for name in node.parameters)
-    constants = (held.constant(name, layout, computed) for name, layout in dense)
+    constants = (held.constant(name, row_major(len(network.shape(name))), computed) for name in node.parameters)
     last = len(primitive.workspace) - 1
     memory = (Workspace(nbytes, primitive.fails and k == last) for k, nbytes in enumerate(primitive.workspace))
     buffers = (*range(len(node.inputs)), *constants, OUTPUT) if own is None else own
@@ -125,8 +124,8 @@ def _flowing_conv2d(
         launches, sizes = packing_launches(problem, a.last, form, types, 6 + len(memory))  # type: ignore[attr-defined]
     bias = pack_bias(problem, None, form, types.acc.name)
     if is_biased:
-        given = Buffer(6 + len(memory) + len(sizes))
-        launches.append(spread_launch(bias_positions(problem, form), bias.itemsize, given, Buffer(2)))
+        positions = bias_positions(network.shape(node.inputs[2])[0], problem, form)
+        launches.append(spread_launch(positions, bias.itemsize, Buffer(6 + len(memory) + len(sizes)), Buffer(2)))
     packed, *between = map(Workspace, sizes)
     operands = 0, packed, Workspace(bias.nbytes) if is_biased else bias, OUTPUT, OUTPUT, block, *memory, 1, *between
     return BoundNode((*launches, *kernels), (*operands, *[2] * is_biased))
@@ -158,8 +157,7 @@ def _dynamic_conv2d(
     problem, types = candidate.request.problem, candidate.request.types
     a: Any = node.attributes
     residual, shifted = len(node.inputs) > 2, len(node.parameters) > 1
-    epilogue = Epilogue(a.activation.kind, residual, shifted=int(shifted))
-    primitive, kernels = prepare(epilogue)
+    primitive, kernels = prepare(Epilogue(a.activation.kind, residual, shifted=int(shifted)))
     form = primitive.form
 
     def summed(weight: Array, bias: Array | None) -> Array:
@@ -169,8 +167,7 @@ def _dynamic_conv2d(
     weight, sums = held.weights(node, problem, form, (problem.g, form, types, a.wei), summed)
     after = Requantization(a.activation, types, Quantizations(), element("float32") if residual else None)
     scaled = types.is_requantized
-    count = sums.size // (1 + scaled + shifted)
-    first = dynamic_epilogue_op(count, scaled, shifted, Buffer(6), Buffer(7), Buffer(8))
+    first = dynamic_epilogue_op(sums.size // (1 + scaled + shifted), scaled, shifted, Buffer(6), Buffer(7), Buffer(8))
     made = Workspace(sums.nbytes), OUTPUT, 2 if residual else OUTPUT, Workspace(EPILOGUE_BYTES)
     return BoundNode((first, *kernels), (0, weight, *made, 1, sums, epilogue_block(after)))
 
