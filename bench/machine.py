@@ -30,9 +30,11 @@ __all__ = [
     "caches",
     "flush_caches",
     "keep_freed_memory",
+    "locked",
     "memory_added",
     "pin",
     "processors",
+    "realtime",
     "record",
 ]
 
@@ -74,6 +76,40 @@ def pin(processors: Sequence[int]) -> None:
     """Keep this thread, and threads that it starts later, to these processors, if the system can."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, processors)
+
+
+@contextlib.contextmanager
+def realtime(threads: Sequence[int] = (0,)) -> Iterator[None]:
+    """These threads, by default the calling one, above all other processes meanwhile.
+
+    Raises PermissionError where the user may not ask for that, and OSError where the system has no such priority.
+    """
+    if not hasattr(os, "sched_setscheduler"):
+        raise OSError("--realtime: this system has no real-time priority; measure without it, on an idle machine")
+    try:
+        _schedule(threads, os.SCHED_FIFO, 50)
+        yield
+    finally:
+        _schedule(threads, os.SCHED_OTHER, 0)
+
+
+def _schedule(threads: Sequence[int], policy: int, priority: int) -> None:
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setscheduler(thread, policy, os.sched_param(priority))
+
+
+@contextlib.contextmanager
+def locked(path: Path | None) -> Iterator[None]:
+    """Hold a lock on a file, as `flock FILE command` does: only one benchmark at a time. None: hold nothing."""
+    if path is None:
+        yield
+        return
+    import fcntl  # which only POSIX has
+
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def processors(count: int) -> list[int]:

@@ -42,13 +42,18 @@ class Crew:
     """The workers of a run, one for each library and number of threads, kept until `close`.
 
     versions: of the libraries that could be imported. missing: of the others, why not.
+    realtime: the workers take their samples at real-time priority, above all other processes.
+    lock: a file that is locked during `turn`, which other benchmarks of this machine lock too.
     """
 
-    def __init__(self, names: Sequence[str], threads: Sequence[int] = (1,)) -> None:
+    def __init__(
+        self, names: Sequence[str], threads: Sequence[int] = (1,), *, realtime: bool = False, lock: Path | None = None
+    ) -> None:
+        self.lock = lock
         self.versions: dict[str, str] = {}
         self.missing: dict[str, str] = {}
         self._workers: dict[tuple[str, int], _Worker] = {}
-        started = {(name, count): _Worker(name, count) for count in threads for name in names}
+        started = {(name, count): _Worker(name, count, realtime) for count in threads for name in names}
         for (name, count), worker in started.items():
             try:
                 self.versions[name] = worker.answer()
@@ -100,6 +105,10 @@ class Crew:
         """The names of layouts and libraries that a case of this crew has to have."""
         ours = {"layouts": list(layouts)} if layouts else {"ours": [OURS] if OURS in self.versions else []}
         return {**ours, "peers": [name for name in self.versions if name != OURS]}
+
+    def turn(self) -> contextlib.AbstractContextManager[None]:
+        """No other benchmark that takes the same lock measures meanwhile."""
+        return machine.locked(self.lock)
 
     def clear(self) -> None:
         """Forget every variant, before the next problem."""
@@ -154,10 +163,10 @@ def _handles(worker: _Worker, handle: int, variant: Variant) -> dict[str, Any]:
 class _Worker:
     """The near end of a worker."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, realtime: bool) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would take our threads' locks along
         self.pipe, far_end = context.Pipe()
-        arguments = far_end, name, machine.processors(threads)
+        arguments = far_end, name, machine.processors(threads), realtime
         self.process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
         with pinned(machine.processors(threads)):  # what counts the processors at its import counts these
             self.process.start()
@@ -205,7 +214,7 @@ def pinned(processors: Sequence[int]) -> Iterator[None]:
 # The far end
 
 
-def _serve(pipe: Connection, name: str, processors: Sequence[int]) -> None:
+def _serve(pipe: Connection, name: str, processors: Sequence[int], realtime: bool) -> None:
     """Answer until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the near end decides what an interrupt means
     machine.pin(processors)
@@ -215,7 +224,7 @@ def _serve(pipe: Connection, name: str, processors: Sequence[int]) -> None:
         if missing:
             pipe.send((False, missing[name]))
             return
-        desk = _Desk(found[0], processors)
+        desk = _Desk(found[0], processors, realtime)
         pipe.send((True, found[0].version))
         while True:
             method, arguments = pipe.recv()
@@ -240,8 +249,8 @@ def _why(error: Exception) -> str:
 class _Desk:
     """The requests that a worker answers."""
 
-    def __init__(self, peer: peers.Peer, processors: Sequence[int]) -> None:
-        self.peer, self.processors = peer, processors
+    def __init__(self, peer: peers.Peer, processors: Sequence[int], realtime: bool) -> None:
+        self.peer, self.processors, self.realtime = peer, processors, realtime
         self.variants: list[Variant] = []
         self.apart: set[int] = set()  # handles
 
@@ -266,7 +275,8 @@ class _Desk:
         if prime and handle not in self.apart:  # it has been called by now, and has its threads
             set_apart(self.processors)
             self.apart.add(handle)
-        return local.timed(calls, prime, cold)
+        with machine.realtime(_threads()) if self.realtime else contextlib.nullcontext():
+            return local.timed(calls, prime, cold)
 
     def fetch(self, handle: int) -> np.ndarray:
         return np.ascontiguousarray(self.variants[handle].fetch())

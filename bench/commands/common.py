@@ -128,13 +128,13 @@ def timing(options: argparse.Namespace) -> dict[str, Any]:
 # ---------------------------------------------------------------- a run
 
 
-def crew(options: argparse.Namespace, console: Console, *, ours: bool = True) -> Crew:
-    """The workers of the peers that are there, and of ours; none here if other machines measure."""
+def crew(options: argparse.Namespace, console: Console, *, ours: bool = True, **how: Any) -> Crew:
+    """The workers of the peers that are there, and of ours; none here if other machines measure. how: of `Crew`."""
     if options.scheduler:
         return Crew(())
     names = [*([OURS] if ours else []), *options.peers]
     with console.status(f"starting {', '.join(names)}"):
-        found = Crew(names, options.threads)
+        found = Crew(names, options.threads, **how)
     for name, reason in found.missing.items():
         console.print(f"without {name}: {reason}", style="yellow", markup=False)
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())

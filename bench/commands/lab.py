@@ -26,6 +26,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--samples", type=int, default=200, help="assignments of layouts that --export draws (200)")
     command.add_argument("--seed", type=int, default=0, help="of these")
     command.add_argument("--dtype", default="float32", choices=nets.TOLERANCE, help="of --export")
+    text = "--export takes its samples at real-time priority: on a machine that others use too (Linux, as root)"
+    command.add_argument("--realtime", action="store_true", help=text)
+    text = "--export locks this file while it measures, as `flock FILE` does for other benchmarks"
+    command.add_argument("--lock", type=Path, metavar="FILE", help=text)
     text = "module:function, planners of your own for --import: they get an Assignment, and return {step: choice}"
     command.add_argument("--planners", nargs="+", default=[], metavar="MODULE:FUNCTION", help=text)
     text = "module:function, a cost model of your own for --import: it gets a row of a table and its graph"
@@ -60,10 +64,13 @@ def _export(options: argparse.Namespace, console: Console) -> int:
         return 0
     nets.check_names(options.networks, "lab")
     layouts, timing = tuple(common.given_layouts(options)), common.timing(options)
-    with common.crew(options, console) as crew, console.status("") as status:
+    how = {"realtime": options.realtime, "lock": options.lock}
+    with common.crew(options, console, **how) as crew, console.status("") as status:
         for threads in options.threads:
             for batch in options.batch:
-                settings = Settings(layouts, threads, options.dtype, batch, options.samples, options.seed, timing)
+                settings = Settings(
+                    layouts, threads, options.dtype, batch, options.samples, options.seed, timing, options.realtime
+                )
                 store.export(options.export, options.networks, settings, crew, status.update)
     return 0
 

@@ -40,6 +40,7 @@ class Settings:
     """How an export measures. An interrupted one goes on only with the same settings.
 
     layouts: the planner chooses among them. samples: assignments drawn at random. seed: of them, and of weights.
+    realtime: whether workers took their samples at real-time priority.
     """
 
     layouts: tuple[str, ...]
@@ -49,6 +50,7 @@ class Settings:
     samples: int
     seed: int
     timing: Mapping[str, Any]
+    realtime: bool = False
 
 
 class Times:
@@ -122,7 +124,8 @@ def _alone(
         yield part, len(wanted) - len(waiting) + first, len(wanted)
         made = _made(part, asked, [wanted[key] for key in keys], crew, settings.threads)
         ready = {key: variant for key, variant in zip(keys, made, strict=True) if isinstance(variant, Variant)}
-        found = compare({key: variant.function for key, variant in ready.items()}, **settings.timing)
+        with crew.turn():
+            found = compare({key: variant.function for key, variant in ready.items()}, **settings.timing)
         for key, variant in zip(keys, made, strict=True):
             times.put(key, _row(found[key], found.others) if key in ready else {"failure": str(variant)})
 
@@ -160,7 +163,8 @@ def _assignments(
         arguments = "of_dataset", "assignments", asked, x, [reference, *group]
         crew.clear()
         variants = crew.variants(OURS, *arguments, threads=settings.threads)
-        case = measure(variants, expected, nets.TOLERANCE[settings.dtype], **settings.timing)
+        with crew.turn():
+            case = measure(variants, expected, nets.TOLERANCE[settings.dtype], **settings.timing)
         entries = case["entries"]
         if len(entries) != 1 + len(group):
             raise ValueError(f"assignments: {entries[0].get('note', entries[0]['verdict'])}")
