@@ -3,7 +3,8 @@
 README.md has the networks of one CPU and the largest losses. docs/performance has a page for each processor. It has its
 networks, how each result file compares with the best peers, every loss, what planning gains, and layers by algorithm.
 docs/explanation/planner.md has the plan beside fixed layouts on all processors. results/README.md has every case.
-A test compares all of them with what `shown` makes of the files.
+docs/explanation/lab-data.md has what the sample of the lab's data set says. A test compares all of them with what
+`shown` makes of the files.
 
 Full results stay where they were measured; git has a compact file of each, which all of this is made of.
 """
@@ -72,9 +73,14 @@ def _date(path: Path) -> datetime:
 
 
 def write(root: Path = ROOT) -> None:
-    """Make compact files of new full ones, and write every page that shows them."""
+    """Make compact files of new full ones, and write every page that shows them, and the lab's data set."""
+    from .dataset import page as of_lab  # which needs pyarrow
+
     gather(root / "bench" / "results")
-    for path, page in shown(root).items():
+    pages = shown(root)
+    if (root / of_lab.FOLDER).exists():
+        pages[root / of_lab.PAGE] = of_lab.filled(root)
+    for path, page in pages.items():
         path.write_text(page, encoding="utf-8")
 
 

@@ -102,30 +102,44 @@ def _row(timing: Timing, others: float | None) -> Row:
 def measure_all(
     known: Opened, asked: Asked, x: np.ndarray, expected: np.ndarray, crew: Crew, settings: Settings, times: Times
 ) -> Iterator[tuple[str, int, int]]:
-    """Measure what `times` does not have yet. Yields (what, done, in all) before each group."""
+    """Measure what `times` does not have yet. Yields (what, done, in all) before each group.
+
+    If the crew has to wait for its turn, all kernels are compiled before it, and the turn is the whole network's.
+    """
     wanted: dict[str, tuple[int, int]] = {}
     for node, found in enumerate(known.found):
         for k, candidate in enumerate(found):
             if (key := known.key(candidate)) is not None:
                 wanted.setdefault(key, (node, k))
-    yield from _alone("kernels", wanted, asked, crew, settings, times)
     moves = {known.move_key(move): move for move in known.moves() if not known.is_free(move)}
-    yield from _alone("moves", moves, asked, crew, settings, times)
-    yield from _assignments(known, asked, x, expected, crew, settings, times)
+    parts: dict[str, dict[str, Any]] = {"kernels": wanted, "moves": moves}
+    if crew.lock is not None:
+        for part, picks in parts.items():
+            for keys in _groups(picks, times):
+                yield f"compiling {part}", 0, len(picks)
+                _made(part, asked, [picks[key] for key in keys], crew, settings.threads)
+    with crew.turn():
+        for part, picks in parts.items():
+            yield from _alone(part, picks, asked, crew, settings, times)
+        yield from _assignments(known, asked, x, expected, crew, settings, times)
+
+
+def _groups(wanted: Mapping[str, Any], times: Times) -> Iterator[list[str]]:
+    """The keys that have no time yet, in groups whose members take turns."""
+    waiting = [key for key in wanted if key not in times.known]
+    for first in range(0, len(waiting), TOGETHER):
+        yield waiting[first : first + TOGETHER]
 
 
 def _alone(
     part: str, wanted: Mapping[str, Any], asked: Asked, crew: Crew, settings: Settings, times: Times
 ) -> Iterator[tuple[str, int, int]]:
     """Measure kernels or moves, each alone, in groups whose members take turns."""
-    waiting = [key for key in wanted if key not in times.known]
-    for first in range(0, len(waiting), TOGETHER):
-        keys = waiting[first : first + TOGETHER]
-        yield part, len(wanted) - len(waiting) + first, len(wanted)
+    for keys in [*_groups(wanted, times)]:
+        yield part, sum(key in times.known for key in wanted), len(wanted)
         made = _made(part, asked, [wanted[key] for key in keys], crew, settings.threads)
         ready = {key: variant for key, variant in zip(keys, made, strict=True) if isinstance(variant, Variant)}
-        with crew.turn():
-            found = compare({key: variant.function for key, variant in ready.items()}, **settings.timing)
+        found = compare({key: variant.function for key, variant in ready.items()}, **settings.timing)
         for key, variant in zip(keys, made, strict=True):
             times.put(key, _row(found[key], found.others) if key in ready else {"failure": str(variant)})
 
@@ -163,8 +177,7 @@ def _assignments(
         arguments = "of_dataset", "assignments", asked, x, [reference, *group]
         crew.clear()
         variants = crew.variants(OURS, *arguments, threads=settings.threads)
-        with crew.turn():
-            case = measure(variants, expected, nets.TOLERANCE[settings.dtype], **settings.timing)
+        case = measure(variants, expected, nets.TOLERANCE[settings.dtype], **settings.timing)
         entries = case["entries"]
         if len(entries) != 1 + len(group):
             raise ValueError(f"assignments: {entries[0].get('note', entries[0]['verdict'])}")

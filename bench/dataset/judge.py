@@ -1,8 +1,9 @@
 """A data set judges planners and cost models: regret, rank correlation, the best of the top few.
 
 Regret is the slowdown against the best that was measured: 0.03 is 3 %. An interval is of 95 %: percentiles over
-resamples, with replacement, of the assignments of a network. Each assignment took turns with a reference, the plan that
-is optimal by predictions. Its time is scaled by what the reference took then, against what it took in the middle.
+resamples, with replacement: of the assignments of a network; for a mean over networks, of their families. Each
+assignment took turns with a reference, the plan that is optimal by predictions. Its time is scaled by what the
+reference took then, against what it took in the middle.
 """
 
 from __future__ import annotations
@@ -17,33 +18,54 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core import text
-from blockconv.network.planning.planner import Assignment, Choice, Step, evaluate, optimal
+from blockconv.network.planning.planner import Assignment, optimal
 
 from ..grid import Grid
+from ..lab import rank_correlation
 from ..report import time_text
-from . import planners
-from .collect import Row
+from . import findings, planners
+from .findings import kendall
+from .problems import COSTS, Costs, problem_of, sum_of, times_of
 from .store import Kept, kept
 
-__all__ = ["Scores", "judged", "kendall", "main_grid", "problem_of", "regrets", "scores", "times_of"]
+__all__ = [
+    "COSTS",
+    "Score",
+    "judged",
+    "main_grid",
+    "mean_interval",
+    "problem_of",
+    "ranked",
+    "regrets",
+    "score_grid",
+    "scores",
+    "sum_of",
+    "times_of",
+    "titles",
+]
 
 RESAMPLES = 400
 TOP = 5
-Costs = Callable[[Row, Mapping[str, Any]], "float | None"]
+Learner = Callable[[Sequence[Kept]], Costs]
 Own = Callable[[Assignment], Mapping[str, Any]]
 
 
-def judged(folder: Path, own: Sequence[str] = (), model: str | None = None, seed: int = 0) -> Iterator[Grid]:
-    """The tables of a set. own: planners, "module:function". model: a cost model. seed: of resamples.
+def judged(
+    folder: Path, own: Sequence[str] = (), model: str | None = None, learner: str | None = None, seed: int = 0
+) -> Iterator[Grid]:
+    """The tables of a set. seed: of resamples. All else is "module:function".
 
-    A planner gets an `Assignment`, whose layouts are tags, and returns {step: one of its choices}. A model gets a row
-    of `candidates` or `reorders` and the graph, and returns seconds, or None.
+    own: planners. One gets an `Assignment`, whose layouts are tags, and returns {step: one of its choices}.
+    model: a cost model. It gets a row of `candidates` or `reorders` and the graph, and returns seconds, or None.
+    learner: gets networks (`Kept`) to learn from, and returns a cost model. No network that it is judged by is among
+        them, and no other of that network's family; then, where a set has several processors, none of its processor.
     """
     sets, functions = list(kept(folder)), {name: _function(name) for name in own}
-    costs = None if model is None else _function(model)
-    yield main_grid(sets, functions, costs)
-    rows = [row for one in sets for row in _regret_rows(one, functions, costs)]
+    costs = _costs(sets, None if model is None else _function(model), None if learner is None else _function(learner))
+    names = titles(sets)
+    for kind, members in _by_kind(sets).items():
+        yield main_grid(kind, members, functions, costs, seed)
+    rows = [row for one in sets for row in _regret_rows(one, names[one.name], functions, costs[one.name])]
     heads = (
         "network",
         "planner, costs",
@@ -55,10 +77,43 @@ def judged(folder: Path, own: Sequence[str] = (), model: str | None = None, seed
         "reorders",
     )
     yield Grid("Regret of whole plans, and of their sums of measured parts", heads, rows, (0, 1))
-    rows = [row for one in sets for row in _score_rows(one, costs, seed)]
-    heads = ("network", "costs", "assignments", "Kendall's tau", "95 %", "top 1", "top 5", "95 %")
-    yield Grid("Cost models: how they rank measured assignments, and the regret of their best", heads, rows, (0, 1))
+    for kind, members in _by_kind(sets).items():
+        yield score_grid(kind, members, costs, seed)
+    yield from findings.grids(sets)
     yield Grid("Coverage: shares of candidates, reorders and assignments that have a time", *_coverage(sets))
+
+
+def titles(sets: Sequence[Kept]) -> dict[str, str]:
+    """What tables call each network: with its kind, where there are several."""
+    alone = len({one.kind for one in sets}) == 1
+    return {one.name: one.network if alone else one.title for one in sets}
+
+
+def _by_kind(sets: Sequence[Kept]) -> dict[str, list[Kept]]:
+    """The networks of each processor, type and number of threads: means are over these."""
+    found: dict[str, list[Kept]] = {}
+    for one in sets:
+        found.setdefault(one.kind, []).append(one)
+    return found
+
+
+def _costs(sets: Sequence[Kept], model: Costs | None, learner: Learner | None) -> dict[str, dict[str, Costs]]:
+    """The kinds of costs by which each network is judged: {network: {what: costs}}."""
+    own = {} if model is None else {"own costs": model}
+    found = {one.name: {**COSTS, **own} for one in sets}
+    splits: dict[str, Callable[[Kept], str]] = {"family held out": lambda one: one.family}
+    if len({one.processor for one in sets}) > 1:
+        splits["processor held out"] = lambda one: one.processor
+    for what, part in splits.items() if learner else ():
+        for held in dict.fromkeys(map(part, sets)):
+            known = [one for one in sets if part(one) != held]
+            if not known:
+                raise ValueError(f"--learner: all networks are of one family, {held!r}: nothing is left to learn from")
+            learned = learner(known)  # type: ignore[misc]
+            for one in sets:
+                if part(one) == held:
+                    found[one.name][f"learned, {what}"] = learned
+    return found
 
 
 def _function(name: str) -> Any:
@@ -71,84 +126,11 @@ def _coverage(sets: Sequence[Kept]) -> tuple[tuple[str, ...], list[tuple[str, ..
     rows = []
     for one in sets:
         cells = [f"{one.graph['coverage'][name]:.0%} of {len(found)}" for name, found in one.tables.items()]
-        rows.append((_title(one), str(len(one.graph["nodes"])), *cells))
+        rows.append((titles(sets)[one.name], str(len(one.graph["nodes"])), *cells))
     return heads, rows
 
 
-def _title(one: Kept) -> str:
-    """The network, its type and threads, and the processor."""
-    record = one.machine
-    return f"{one.network}, {record['dtype']}, {text.threads(record['threads'])}, {record['machine']['cpu']}"
-
-
-# ---------------------------------------------------------------- problems from tables
-
-
-def _predicted(row: Row, _: Mapping[str, Any]) -> float | None:
-    found: float | None = row["predicted_s"]
-    return found
-
-
-def _measured(row: Row, _: Mapping[str, Any]) -> float | None:
-    found: float | None = row["measured_median_s"]
-    return found
-
-
-COSTS: Mapping[str, Costs] = {"predicted": _predicted, "measured": _measured}
-
-
-def problem_of(one: Kept, costs: Costs) -> Assignment | None:
-    """A network's problem by some costs; None if a node has no candidate with one.
-
-    A choice's `kernel` begins with the candidate's number: see `planners.numbers`.
-    """
-    moves: dict[tuple[str, str, str], float] = {}
-    for row in one.tables["reorders"]:
-        seconds = 0.0 if row["is_free"] else costs(row, one.graph)
-        if seconds is not None:
-            moves[row["value"], row["src"], row["dst"]] = float(seconds)
-    nodes = {node["name"]: node for node in one.graph["nodes"]}
-    ways: dict[str, list[Choice]] = {name: [] for name in nodes}
-    for row in one.tables["candidates"]:
-        if row["is_view"]:
-            copied = [(value, row["srcs"][nodes[row["node"]]["inputs"].index(value)]) for value in row["copies"]]
-            seconds = sum(moves.get((value, lay, lay), math.inf) for value, lay in copied)
-        else:
-            seconds = costs(row, one.graph)
-        if seconds is not None and math.isfinite(seconds):
-            choice = Choice(tuple(row["srcs"]), row["dst"], float(seconds), f"{row['candidate']} {row['kernel']}")
-            ways[row["node"]].append(choice)
-    if not all(ways.values()):
-        return None
-    steps = tuple(Step(n["name"], tuple(n["inputs"]), n["output"], tuple(ways[n["name"]])) for n in nodes.values())
-
-    def reorder(value: str, src: str, dst: str) -> float:
-        return moves.get((value, src, dst), math.inf)
-
-    return Assignment(steps, one.graph["inputs"], one.graph["outputs"], reorder)
-
-
-def _sum(problem: Assignment, chosen: Sequence[int]) -> float | None:
-    """The seconds of an assignment, by numbers of candidates; None if a part has none."""
-    picks = []
-    for step, number in zip(problem.steps, chosen, strict=True):
-        found = next((k for k, c in enumerate(step.choices) if c.kernel and c.kernel.startswith(f"{number} ")), None)
-        if found is None:
-            return None
-        picks.append(found)
-    cost = evaluate(problem, picks).cost
-    return cost if math.isfinite(cost) else None
-
-
 # ---------------------------------------------------------------- regret
-
-
-def times_of(one: Kept) -> dict[tuple[int, ...], tuple[float, float, float]]:
-    """(median, lower and upper quartile) of each measured assignment in seconds, without the machine's drift."""
-    timed = [row for row in one.tables["assignments"] if row["measured_median_s"] is not None]
-    usual = statistics.median([row["reference_s"] for row in timed]) if timed else 1.0
-    names = "measured_median_s", "measured_q1_s", "measured_q3_s"
-    return {tuple(row["chosen"]): tuple(row[name] * usual / row["reference_s"] for name in names) for row in timed}
 
 
 class Regret(NamedTuple):
@@ -168,16 +150,16 @@ class Regret(NamedTuple):
     predicted: float | None
 
 
-def regrets(one: Kept, own: Mapping[str, Own] = {}, model: Costs | None = None) -> list[Regret]:
+def regrets(one: Kept, own: Mapping[str, Own] = {}, costs: Mapping[str, Costs] = COSTS) -> list[Regret]:
     """Each planner by each kind of costs, the least regret first; of own planners and models too."""
     timed = times_of(one)
     best = min((time[0] for time in timed.values()), default=None)
-    predicted, measured = (problem_of(one, costs) for costs in (_predicted, _measured))
+    predicted, measured = (problem_of(one, COSTS[name]) for name in ("predicted", "measured"))
     least = None if measured is None else optimal(measured).cost
     found = []
-    for name, chosen in _plans(one, own, model).items():
+    for name, chosen in _plans(one, own, costs).items():
         time = timed.get(chosen)
-        summed = None if measured is None else _sum(measured, chosen)
+        summed = None if measured is None else sum_of(measured, chosen)
         found.append(
             Regret(
                 name,
@@ -186,23 +168,23 @@ def regrets(one: Kept, own: Mapping[str, Own] = {}, model: Costs | None = None) 
                 time and time[1:],
                 None if time is None or best is None else time[0] / best - 1,
                 None if summed is None or least is None else summed / least - 1,
-                None if predicted is None else _sum(predicted, chosen),
+                None if predicted is None else sum_of(predicted, chosen),
             )
         )
     return sorted(found, key=lambda one: (one.regret is None, one.regret, one.by_sums or 0.0))
 
 
-def _plans(one: Kept, own: Mapping[str, Own], model: Costs | None) -> dict[str, tuple[int, ...]]:
-    """The choice of each planner: the export's, then those of own planners and a model, computed here."""
+def _plans(one: Kept, own: Mapping[str, Own], every: Mapping[str, Costs]) -> dict[str, tuple[int, ...]]:
+    """The choice of each planner: the export's, then those of own planners and models, computed here."""
     made = {r["origin"]: tuple(r["chosen"]) for r in one.tables["assignments"] if r["origin"] != "sample"}
-    every = COSTS if model is None else {**COSTS, "own costs": model}
     for what, costs in every.items():
         problem = problem_of(one, costs)
         if problem is None:
             continue
-        if what == "own costs":
+        if what not in COSTS:
             for name, plan in planners.PLANNERS.items():
-                made[f"{name}, {what}"] = planners.numbers(problem, plan(problem))
+                if name != "random":
+                    made[f"{name}, {what}"] = planners.numbers(problem, plan(problem))
         for name, function in own.items():
             made[f"{name}, {what}"] = planners.numbers(problem, _answer(problem, name, function))
     return made
@@ -222,32 +204,56 @@ def _answer(problem: Assignment, name: str, function: Own) -> tuple[int, ...]:
     return tuple(whole.choices.index(step.choices[k]) for whole, step, k in each)
 
 
-def main_grid(sets: Sequence[Kept], own: Mapping[str, Own] = {}, model: Costs | None = None) -> Grid:
-    """The regret of each planner on each network, the least mean first. Planners of all networks have a mean."""
-    found = [{one.name: one.regret for one in regrets(kept, own, model)} for kept in sets]
-    means = {}
-    for name in dict.fromkeys(name for each in found for name in each):
-        shares = [share for each in found if (share := each.get(name)) is not None]
-        if len(shares) == len(found):
-            means[name] = statistics.fmean(shares)
-    order = sorted(dict.fromkeys(name for each in found for name in each), key=lambda name: means.get(name, math.inf))
-    rows = [
-        (name, *(_share(each.get(name)) for each in found), _share(means.get(name)))
-        for name in order
-        if any(each.get(name) is not None for each in found)
-    ]
-    heads = "planner, costs", *(_title(one) if len({k.run for k in sets}) > 1 else one.network for one in sets), "mean"
-    return Grid("Percent slower than the best measured assignment", heads, rows)
+def main_grid(
+    kind: str,
+    sets: Sequence[Kept],
+    own: Mapping[str, Own] = {},
+    costs: Mapping[str, Mapping[str, Costs]] = {},
+    seed: int = 0,
+) -> Grid:
+    """The regret of each planner over the networks of a kind, the least mean first.
+
+    Only planners of all networks have a mean. Its interval is over resamples of families.
+    """
+    each = [{found.name: found for found in regrets(one, own, costs.get(one.name, COSTS))} for one in sets]
+    families = [one.family for one in sets]
+    order, rows = [], []
+    for name in dict.fromkeys(name for found in each for name in found):
+        pairs = [(found[name].regret, found[name].by_sums) for found in each if name in found]
+        cells = []
+        for shares in zip(*pairs, strict=True):
+            known = [share for share in shares if share is not None]
+            whole = len(known) == len(sets)
+            mean = statistics.fmean(known) if whole else math.inf
+            interval = mean_interval(known, families, seed) if whole else None
+            worst = sets[int(np.argmax(known))].network if whole else ""
+            cells += [_share(mean), "" if interval is None else f"[{_share(interval[0])}, {_share(interval[1])}]"]
+            cells += [f"{_share(max(known))} ({worst})" if whole else ""]
+            order.append(mean)
+        rows.append((name, *cells))
+    ranks = sorted(range(len(rows)), key=lambda k: (order[2 * k], order[2 * k + 1]))
+    heads = "planner, costs", "mean", "95 %", "largest", "by sums: mean", "95 %", "largest"
+    return Grid(f"Percent slower than the best: {kind}, {len(sets)} networks", heads, [rows[k] for k in ranks])
 
 
-def _share(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f}"
+def mean_interval(values: Sequence[float], families: Sequence[str], seed: int = 0) -> tuple[float, float]:
+    """Of a mean over networks, 95 %: networks of one family are drawn together, as they resemble each other."""
+    random = np.random.default_rng(seed)
+    groups = [[v for v, f in zip(values, families, strict=True) if f == name] for name in dict.fromkeys(families)]
+    draws = random.integers(len(groups), size=(RESAMPLES, len(groups)))
+    return _middle_95([statistics.fmean(v for k in draw for v in groups[k]) for draw in draws])
 
 
-def _regret_rows(one: Kept, own: Mapping[str, Own], model: Costs | None) -> Iterator[tuple[str, ...]]:
+def _share(share: float) -> str:
+    return f"{100 * share:.1f}" if math.isfinite(share) else ""
+
+
+def _regret_rows(
+    one: Kept, title: str, own: Mapping[str, Own], costs: Mapping[str, Costs]
+) -> Iterator[tuple[str, ...]]:
     counts = {tuple(row["chosen"]): row["reorders_count"] for row in one.tables["assignments"]}
     best = min((time[0] for time in times_of(one).values()), default=math.inf)
-    for found in regrets(one, own, model):
+    for found in regrets(one, own, costs):
         time = interval = ""
         if found.seconds is not None and found.quartiles is not None:
             time = time_text(found.seconds * 1e9)
@@ -255,43 +261,43 @@ def _regret_rows(one: Kept, own: Mapping[str, Own], model: Costs | None) -> Iter
         shares = ["" if share is None else f"{share:.1%}" for share in (found.regret, found.by_sums)]
         predicted = "" if found.predicted is None else time_text(found.predicted * 1e9)
         reorders = str(counts.get(found.chosen, ""))
-        yield _title(one), found.name, time, shares[0], interval, shares[1], predicted, reorders
+        yield title, found.name, time, shares[0], interval, shares[1], predicted, reorders
 
 
 # ---------------------------------------------------------------- cost models
 
 
-class Scores(NamedTuple):
-    """How a cost model ranks the measured assignments of a network.
+class Score(NamedTuple):
+    """A figure with its interval."""
 
-    assignments: how many. tau: Kendall's. top_1, top_5: the regret of the best among the 1 or 5 that cost least.
-    intervals: of tau and of top_5.
-    """
+    value: float
+    low: float
+    high: float
 
-    assignments: int
-    tau: float
-    top_1: float
-    top_5: float
-    tau_interval: tuple[float, float]
-    top_5_interval: tuple[float, float]
+    def text(self, form: str) -> str:
+        """As a cell of a table."""
+        value, low, high = (format(one, form) for one in self)
+        return f"{value} [{low}, {high}]"
 
 
-def scores(costs: np.ndarray, seconds: np.ndarray, seed: int = 0) -> Scores:
-    """costs: of assignments, by the model. seconds: measured. seed: of resamples."""
+# How a cost model ranks the measured assignments of a network: a function of (costs, seconds), and its form in a table.
+QUALITIES: Mapping[str, tuple[Callable[[np.ndarray, np.ndarray], float], str]] = {
+    "Kendall's tau": (kendall, ".2f"),
+    "Spearman": (rank_correlation, ".2f"),
+    "top 1": (lambda costs, seconds: _top(costs, seconds, 1), ".1%"),
+    "top 5": (lambda costs, seconds: _top(costs, seconds, TOP), ".1%"),
+}
+
+
+def scores(costs: np.ndarray, seconds: np.ndarray, seed: int = 0) -> dict[str, Score]:
+    """Each of `QUALITIES`. costs: of assignments, by the model. seconds: measured. seed: of resamples."""
     random = np.random.default_rng(seed)
-    n = len(costs)
-    draws = [random.integers(n, size=n) for _ in range(RESAMPLES)]
-    taus = [kendall(costs[d], seconds[d]) for d in draws]
-    tops = [_top(costs[d], seconds[d], TOP) for d in draws]
-    whole = kendall(costs, seconds), _top(costs, seconds, 1), _top(costs, seconds, TOP)
-    return Scores(n, *whole, _middle_95(taus), _middle_95(tops))
-
-
-def kendall(a: np.ndarray, b: np.ndarray) -> float:
-    """Kendall's tau-b; 0 if all of one array are equal."""
-    x, y = (np.sign(one[:, None] - one[None, :]) for one in (a, b))
-    scale = math.sqrt(float((x**2).sum()) * float((y**2).sum()))
-    return float((x * y).sum()) / scale if scale else 0.0
+    draws = random.integers(len(costs), size=(RESAMPLES, len(costs)))
+    found = {}
+    for name, (quality, _) in QUALITIES.items():
+        low, high = _middle_95([quality(costs[draw], seconds[draw]) for draw in draws])
+        found[name] = Score(quality(costs, seconds), low, high)
+    return found
 
 
 def _top(costs: np.ndarray, seconds: np.ndarray, count: int) -> float:
@@ -304,19 +310,38 @@ def _middle_95(found: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _score_rows(one: Kept, model: Costs | None, seed: int) -> Iterator[tuple[str, ...]]:
-    each = times_of(one)
-    for what, costs in (COSTS if model is None else {**COSTS, "own costs": model}).items():
-        problem = problem_of(one, costs)
-        if problem is None:
-            continue
-        sums = {chosen: _sum(problem, chosen) for chosen in each}
-        pairs = [(cost, each[chosen][0]) for chosen, cost in sums.items() if cost is not None]
-        if len(pairs) < 3:
-            continue
-        found = scores(np.array([cost for cost, _ in pairs]), np.array([time for _, time in pairs]), seed)
-        tau, top = found.tau_interval, found.top_5_interval
-        yield (
-            _title(one), what, str(found.assignments), f"{found.tau:.2f}", f"[{tau[0]:.2f}, {tau[1]:.2f}]",
-            f"{found.top_1:.1%}", f"{found.top_5:.1%}", f"[{top[0]:.1%}, {top[1]:.1%}]",
-        )  # fmt: skip
+def ranked(one: Kept, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
+    """(cost, seconds) of each measured assignment whose parts all have a cost; without any if a node has no cost."""
+    problem, timed = problem_of(one, costs), times_of(one)
+    sums = {} if problem is None else {chosen: sum_of(problem, chosen) for chosen in timed}
+    pairs = [(cost, timed[chosen][0]) for chosen, cost in sums.items() if cost is not None]
+    return np.array([cost for cost, _ in pairs]), np.array([time for _, time in pairs])
+
+
+def score_grid(kind: str, sets: Sequence[Kept], costs: Mapping[str, Mapping[str, Costs]] = {}, seed: int = 0) -> Grid:
+    """How each kind of costs ranks the assignments of each network of a kind, and the means over the networks."""
+    heads = "network", "family", "costs", "assignments", *QUALITIES
+    title = f"Cost models: how they rank measured assignments, and the regret of their best: {kind}"
+    return Grid(title, heads, [*_score_rows(sets, costs, seed)], (0, 1, 2))
+
+
+def _score_rows(sets: Sequence[Kept], costs: Mapping[str, Mapping[str, Costs]], seed: int) -> Iterator[tuple[str, ...]]:
+    means: dict[str, list[tuple[str, dict[str, Score]]]] = {}
+    for one in sets:
+        for what, its in costs.get(one.name, COSTS).items():
+            sums, seconds = ranked(one, its)
+            if len(sums) >= 3:
+                found = scores(sums, seconds, seed)
+                means.setdefault(what, []).append((one.family, found))
+                yield one.network, one.family, what, str(len(sums)), *_cells(found)
+    for what, each in means.items():
+        families = [family for family, _ in each]
+        found = {}
+        for name in QUALITIES:
+            values = [scored[name].value for _, scored in each]
+            found[name] = Score(statistics.fmean(values), *mean_interval(values, families, seed))
+        yield f"mean of {len(each)} networks", f"{len(set(families))} families", what, "", *_cells(found)
+
+
+def _cells(found: Mapping[str, Score]) -> list[str]:
+    return [found[name].text(form) for name, (_, form) in QUALITIES.items()]

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from blockconv.core import text
 from blockconv.jit.cache import digest_of, modules, source_digest
 from blockconv.machine.profile import selected
 from blockconv.network.graph import Node
 
-from .. import cpu, machine, nets
+from .. import cpu, machine, nets, networks
 from ..measure import noise
 from ..workers import Crew
 from . import collect, schema, tpugraphs
@@ -41,6 +42,30 @@ class Kept:
     machine: dict[str, Any]
     graph: dict[str, Any]
     tables: dict[str, list[Row]]
+
+    @property
+    def name(self) -> str:
+        """Of no other network of the set."""
+        return f"{self.run}/{self.network}"
+
+    @property
+    def family(self) -> str:
+        """Of networks whose layers resemble its own."""
+        return networks.family(self.network)
+
+    @property
+    def processor(self) -> str:
+        return str(self.machine["machine"]["cpu"])
+
+    @property
+    def kind(self) -> str:
+        """Its type, threads and processor."""
+        return f"{self.machine['dtype']}, {text.threads(self.machine['threads'])}, {self.processor}"
+
+    @property
+    def title(self) -> str:
+        """The network and its kind."""
+        return f"{self.network}, {self.kind}"
 
 
 # ---------------------------------------------------------------- export

@@ -33,7 +33,7 @@ from .sequences import line_reader, reader_like, vad_like, vocoder_like
 from .transformers import swin_t, vit_s
 from .yolo import yolo11_like, yolo_like
 
-__all__ = ["NETWORKS", "any_size", "build", "light"]
+__all__ = ["NETWORKS", "any_size", "build", "family", "light"]
 
 NETWORKS: dict[str, Callable[[int, np.random.Generator], Any]] = {
     "resnet50": resnet(1, 64),
@@ -67,6 +67,23 @@ NETWORKS: dict[str, Callable[[int, np.random.Generator], Any]] = {
     "inception_v1": from_light("inception_v1"),
     "zfnet512": from_light("zfnet512"),
 }
+
+# Networks whose layers resemble each other: what is learned of one must not be judged by another.
+FAMILIES = {
+    "residual": ("resnet50", "resnext50", "light_resnet50", "regnet_y", "deeplabv3", "hrnet"),
+    "inverted residual": ("mobilenetv2", "mobilenetv3", "mobilenetv4", "efficientnet_b0"),
+    "plain": ("vgg19", "repvgg", "alexnet", "zfnet512"),
+    "inception": ("inception_v1", "inception_v2"),
+    "u-shaped": ("unet", "u2net"),
+    "detectors": ("yolo_like", "yolo11_like", "detector_like"),
+    "transformers": ("swin_t", "vit_s", "convnext_t"),
+    "sound": ("vocoder_like", "vad_like"),
+}
+
+
+def family(name: str) -> str:
+    """The family of a network; any that no family has is one of its own."""
+    return next((key for key, members in FAMILIES.items() if name in members), name)
 
 
 def build(name: str, batch: int = 1, seed: int = 0) -> Any:
