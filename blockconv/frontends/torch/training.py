@@ -43,8 +43,9 @@ def place_norms(graph: Any, joint: bool = False) -> None:
 
     joint: whether the graph will be parted. A checkpoint computes some of its nodes twice: these stay until then.
     """
-    for node in graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_functional.default):
-        if not (joint and "recompute" in node.meta):
+    legit = aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.no_stats
+    for node in list(graph.nodes):
+        if node.target in legit and not (joint and "recompute" in node.meta):
             _place_norm(graph, node)
     graph.eliminate_dead_code()
 
@@ -110,16 +111,16 @@ def _place_norm(graph: Any, node: Any) -> None:
     if not given["training"] or not _is_taken(x):
         return
     found = _following(node)
-    point = None if found is None else _fusing_point(graph, node, given["input"], found)
-    residual, bounds = (None, UNBOUNDED) if found is None or point is None else (found.residual, found.bounds)
-    names = "input", "weight", "bias", "running_mean", "running_var"
+    point = found and _fusing_point(graph, node, given["input"], found)
+    residual, bounds = (found.residual, found.bounds) if found and point else (None, UNBOUNDED)
     with graph.inserting_before(point or node):
         numbers = given["momentum"], given["eps"], *bounds
-        parts = _parts(node, 5, ops.batch_norm, *(given[name] for name in names), residual, *numbers)
+        known = map(given.get, ("input", "weight", "bias", "running_mean", "running_var"))
+        parts = _parts(node, 5, ops.batch_norm, *known, residual, *numbers)
         if not _has_strides_of(parts[0].meta["val"], promised[0]):
             return
         results = _as_types(node, parts)
-    if found is not None and point is not None:
+    if found and point:
         results.pop(0, None)  # the value without what follows
         for part in node.users:
             for gradient in part.users if part.args[1] == 1 and residual is None else ():

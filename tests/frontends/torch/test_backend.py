@@ -697,6 +697,21 @@ def test_what_we_have_of_a_training_step_is_ours(format, dtype):
     assert all(line.startswith("aten.copy_: ") for line in refused), refused  # of running statistics
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_instance_norms_of_a_training_step_are_ours(affine):
+    theirs = made(
+        lambda: nn.Sequential(nn.ReLU(), nn.InstanceNorm2d(4, affine=affine), nn.Sigmoid(), nn.Conv2d(4, 8, 3))
+    )
+    own, found = copy.deepcopy(theirs), []
+    for model, call in ((theirs, theirs), (own, torch.compile(own, backend=backend))):
+        x = images(2, 4, 12, 10).requires_grad_()
+        (call(x) * images(2, 8, 10, 8, seed=1)).sum().backward()
+        found.append([x.grad, *(parameter.grad for parameter in model.parameters())])
+    for a, b in zip(*found, strict=True):
+        close(b, a)
+    assert not [line for graph in report(own) for line in graph.refused]
+
+
 def judged(monkeypatch):
     """The ops of each graph of a step from now on, as its plans get them."""
     graphs, judge = [], importlib.import_module("blockconv.frontends.torch.backend")._judged
