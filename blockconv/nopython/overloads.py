@@ -223,9 +223,9 @@ def _result(input, out, known):
 # ---------------------------------------------------------------- a call
 
 
-def plan(op, key, slot, arrays, options):
+def plan(op, key, slot, arrays, options, has_out):
     """Make a call known. Python runs it, once for each kind of call of a thread. Raises the function's errors."""
-    last = arrays[0].ndim == 4 and is_channels_last(arrays[0])
+    last = not has_out and arrays[0].ndim == 4 and is_channels_last(arrays[0])
     if op == "conv2d":
         given, options = (arrays[0], None, *arrays[1:]), (*options, "auto", "default")
     else:
@@ -256,20 +256,23 @@ def _caller(op):
 
     def called(input, weights, bias, out, options, hashes):
         _check(op, input, weights, bias, out)
-        known_now = [(str(x.dtype), x.ndim) if isinstance(x, types.Array) else None for x in (input, weights, bias)]
+        given, has_out = (input, weights, bias, out), isinstance(out, types.Array)
+        known_now = [(str(x.dtype), x.ndim) if isinstance(x, types.Array) else None for x in given]
+        # Pools write the layout that they read, and `out` is contiguous.
+        prepared = np.ascontiguousarray if has_out and op != "conv2d" else _dense
         text = repr((op, known_now)).encode()
         digest = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
         def call(input, weights, bias, out, options, hashes):
             if _load(_root() + ROOT.version) != VERSION:
                 raise RuntimeError("compiled for another version of blockconv: delete Numba's cache of this function")
-            x, w, b = _dense(input), _dense(weights), _dense(bias)
+            x, w, b = prepared(input), _dense(weights), _dense(bias)
             key = (digest, _thread(), *hashes, *_words(x), *_words(w), *_words(b))
             slot = _slot(key)
             known = _find(key, slot)
             if known == 0:
                 with objmode():
-                    plan(op, key, slot, (x, w, b), options)
+                    plan(op, key, slot, (x, w, b), options, has_out)
                 known = _find(key, slot)
             result = _result(x, out, known)
             _run_known(known, (_address(x), _address(w), _address(b), _address(result)))

@@ -133,6 +133,21 @@ def test_a_result_may_have_its_place() -> None:
         into(x, w, read_only)
 
 
+def test_a_result_in_its_place_is_contiguous_whatever_the_input_is() -> None:
+    @njit
+    def into(x, w, y, pooled):  # type: ignore[no-untyped-def]
+        bc.conv2d(x, w, out=y)
+        bc.max_pool2d(x, 2, out=pooled)
+
+    images, w = _integers(2, 8, 8, 3).transpose(0, 3, 1, 2), _integers(4, 3, 3, 3)
+    for x in (images, images.copy()):
+        _without_bias(x, w)  # a call of the same shapes and strides whose result is in the order of the input
+        y, pooled = np.full((2, 4, 6, 6), np.nan, np.float32), np.full((2, 3, 4, 4), np.nan, np.float32)
+        into(x, w, y, pooled)
+        np.testing.assert_array_equal(y, bc.conv2d(images, w))
+        np.testing.assert_array_equal(pooled, bc.max_pool2d(images, 2))
+
+
 def test_no_images_give_no_results() -> None:
     x, w = _integers(0, 3, 8, 8), _integers(4, 3, 3, 3)
     assert _without_bias(x, w).shape == (0, 4, 8, 8)
