@@ -227,10 +227,10 @@ def _readers(node: Any) -> list[Any]:
 
 def _as_types(node: Any, parts: Sequence[Any]) -> dict[int, Any]:
     """The results of a node that others read, in the types that tracing promised."""
-    read, promised = {part.args[1] for part in node.users}, [each.dtype for each in node.meta["val"]]
+    read, promised = {part.args[1] for part in node.users}, node.meta["val"]
     convert = torch.ops.prims.convert_element_type.default
     return {
-        k: part if part.meta["val"].dtype == promised[k] else _emitted(node, convert, part, promised[k])
+        k: part if part.meta["val"].dtype == promised[k].dtype else _emitted(node, convert, part, promised[k].dtype)
         for k, part in enumerate(parts)
         if k in read
     }

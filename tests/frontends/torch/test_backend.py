@@ -712,6 +712,20 @@ def test_instance_norms_of_a_training_step_are_ours(affine):
     assert not [line for graph in report(own) for line in graph.refused]
 
 
+@pytest.mark.parametrize("kept", ["weight", "bias", "none"])
+def test_a_step_of_a_batch_norm_without_a_gradient_for_all_factors(kept):
+    norm = lambda: nn.BatchNorm2d(8, affine=kept != "none")  # noqa: E731
+    theirs = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), norm(), nn.ReLU(), nn.Conv2d(8, 4, 1))).train()
+    for name, parameter in theirs[1].named_parameters():
+        parameter.requires_grad_(name == kept)
+    own, found = copy.deepcopy(theirs), []
+    for model, call in ((theirs, theirs), (own, torch.compile(own, backend=backend))):
+        call(images(2, 3, 12, 10)).square().sum().backward()
+        found.append([parameter.grad for parameter in model.parameters() if parameter.requires_grad])
+    for a, b in zip(*found, strict=True):
+        close(b, a, 1e-4)
+
+
 def judged(monkeypatch):
     """The ops of each graph of a step from now on, as its plans get them."""
     graphs, judge = [], importlib.import_module("blockconv.frontends.torch.backend")._judged
