@@ -203,8 +203,9 @@ def _result(input, out, known):
             return out
 
         return given
-    dtype, is_dense, is_one = input.dtype, input.layout == "C", input.ndim == 3
+    dtype, is_dense = input.dtype, input.layout == "C"
 
+    @register_jitable
     def images(input, out, known):
         n, c, h, w = _load(known + KNOWN.n), _load(known + KNOWN.c), _load(known + KNOWN.h), _load(known + KNOWN.w)
         if is_dense:
@@ -213,11 +214,7 @@ def _result(input, out, known):
             return np.empty((n, h, w, c), dtype).transpose((0, 3, 1, 2))
         return np.empty((n, c, h, w), dtype)[..., ::1]
 
-    def image(input, out, known):
-        c, h, w = _load(known + KNOWN.c), _load(known + KNOWN.h), _load(known + KNOWN.w)
-        return np.empty((c, h, w), dtype) if is_dense else np.empty((c, h, w), dtype)[..., ::1]
-
-    return image if is_one else images
+    return images if input.ndim == 4 else lambda input, out, known: images(input, out, known)[0]
 
 
 # ---------------------------------------------------------------- a call
@@ -258,8 +255,7 @@ def _caller(op):
         _check(op, input, weights, bias, out)
         given, has_out = (input, weights, bias, out), isinstance(out, types.Array)
         known_now = [(str(x.dtype), x.ndim) if isinstance(x, types.Array) else None for x in given]
-        # Pools write the layout that they read, and `out` is contiguous.
-        prepared = np.ascontiguousarray if has_out and op != "conv2d" else _dense
+        prepared = np.ascontiguousarray if has_out and op != "conv2d" else _dense  # pools keep the layout
         text = repr((op, known_now)).encode()
         digest = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
