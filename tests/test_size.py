@@ -37,12 +37,12 @@ PUBLIC = {
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
     ".": 2_701, "_pyinstaller": 53, "api": 19_001, "cli": 5_767, "core": 28_005, "dispatch": 16_637, "eager": 0,
-    "frontends": 11, "frontends/onnx": 44_070, "frontends/torch": 42_799, "jit": 16_934, "kernels": 6_074,
+    "frontends": 11, "frontends/onnx": 44_070, "frontends/torch": 42_790, "jit": 16_934, "kernels": 6_074,
     "kernels/axis": 1_201, "kernels/common": 35_015, "kernels/conv": 43_039, "kernels/depthwise": 30_333,
     "kernels/dynamic": 1_664, "kernels/eltwise": 4_714, "kernels/indexed": 2_396, "kernels/norm": 10_091,
     "kernels/pool": 24_013, "kernels/product": 7_952, "kernels/recurrent": 2_609, "kernels/reduce": 3_274,
     "kernels/reorder": 10_161, "kernels/resize": 5_191, "kernels/shuffle": 1_300, "kernels/winograd": 14_252,
-    "machine": 3_297, "network": 104_207, "nopython": 3_965, "onnxruntime": 5_752, "runtime": 5_709, "torch": 238,
+    "machine": 3_297, "network": 104_207, "nopython": 3_935, "onnxruntime": 5_752, "runtime": 5_709, "torch": 238,
 }  # fmt: skip
 TOKENS_OF_THE_PACKAGE = 502_427
 # Capitalised names that three modules or more import. A reader has to learn each of them.

@@ -178,7 +178,7 @@ def follows_tangents() -> bool:
 
 
 def has_tangent(x: Any) -> bool:
-    """Whether a tensor has a derivative of forward-mode differentiation beside its values."""
+    """Whether a tensor has a derivative of forward-mode differentiation too."""
     return follows_tangents() and sys.modules["torch"].autograd.forward_ad.unpack_dual(x).tangent is not None
 
 

@@ -1,6 +1,6 @@
 """Compiling many kernels in several processes at once, as one process compiles one at a time.
 
-There are two kinds: `compile_together` fills this machine's cache, and `workers` make kernels for any machine. Nothing
+Two kinds exist: `compile_together` fills this machine's cache, and `workers` make kernels for any machine. Nothing
 else in blockconv starts a process.
 
 `compile_together` starts only a Python. A child is an isolated Python (`-I`): it imports neither from the current

@@ -359,7 +359,7 @@ class Plan:
         return how._replace(batch=count, nbytes=nbytes + self._of((ends[0].shape,)).schedule.arena)
 
     def tiled(self, image: Any, tile: int | tuple[int, int] | None = None, out: Any = None, batch: int = 1) -> Any:
-        """Run the plan on images of any size, tile by tile. The result is that of whole images.
+        """Run the plan on images of any size, tile by tile. Whole images give the same result.
 
         image: an array (N, C, H, W): NumPy, a memory map, Zarr, or anything with `shape`, `dtype` and slices.
         tile: as in `tiling`.

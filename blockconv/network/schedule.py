@@ -244,7 +244,7 @@ class _Scheduler:
         self.drafts.append(_Draft(action, operands))
 
     def results_beside(self, node: Node, layout: Layout) -> list[_Location]:
-        """New blocks for the results beside a node's output, which has this layout."""
+        """New blocks for a node's further results. layout: the output's."""
         site, made = self.network.site(node), []
         for k, (shape, type) in enumerate(node.attributes.further(site)):
             count = layout.size(site.output.shape) if shape is None else math.prod(shape)
@@ -253,7 +253,7 @@ class _Scheduler:
         return made
 
     def memory(self, node: Node, needed: Workspace) -> _Location:
-        """The memory that a node's ops need beside its values."""
+        """The workspace of a node's ops."""
         if not needed.reports:
             return _Location(_Block(needed.nbytes))
         begin, shapes = self.reports.nbytes, tuple(map(self.network.shape, node.inputs))

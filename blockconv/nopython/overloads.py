@@ -143,7 +143,7 @@ def _run_known(known, addresses):
 
 
 def _part(overloaded):
-    """A function of compiled code alone, of which there is one for each type of its first arguments."""
+    """A function of compiled code alone, one for each type of its first argument."""
 
     def part(*arguments):
         raise NotImplementedError

@@ -99,7 +99,7 @@ def _compare() -> Callable[[int], object]:
 
 
 class Fingerprint(jit.Addressed):
-    """What spans of memory hold now. The caller keeps the memory alive."""
+    """The present contents of spans of memory. The caller keeps the memory alive."""
 
     __slots__ = ("_address", "_block", "_hashes", "_words")
 

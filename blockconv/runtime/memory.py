@@ -66,8 +66,8 @@ class Region:
     """Arrays that are kept one after another in few large pieces of memory.
 
     NumPy requests 2 MiB pages from Linux for arrays of 4 MiB and more. A run reads the weights of deep layers once. On
-    small pages, each page takes an address translation anew, and no processor prefetches past a page's end. There a
-    convolution by a megabyte of weights took 87 to 107 us, and here 68 to 81. A piece is freed with its last array.
+    small pages, each page takes an address translation anew, and no processor prefetches past a page's end. A
+    convolution with 1 MB of weights takes 87 to 107 us on small pages, and 68 to 81 here. The last array frees a piece.
     """
 
     PIECE = 1 << 25  # bytes; what is not used yet takes none of the machine's memory

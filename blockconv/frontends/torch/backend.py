@@ -505,7 +505,7 @@ def _are_for(variants: Mapping[Any, Any], weights: list[Any]) -> bool:
 class _Variant:
     """A part for some memory formats of its inputs, some numbers, and its weights.
 
-    given: its arguments, without those that flow.
+    given: its arguments; None for values that flow.
     plan: None: all results are constants, or PyTorch runs them.
     results: by the shapes of inputs: see `_result`; None: PyTorch runs them.
     """

@@ -171,7 +171,7 @@ def _factors_that_flow(call: Call, x: Tensor) -> list[Tensor]:
 
 
 def _with_results(call: Call, y: Tensor, shape: Shape, dtype: str, count: int) -> list[Tensor | None]:
-    """An output and the results of a shape beside it that other nodes read, in the types of the trace."""
+    """An output and its further results of one shape that other nodes read, in the types of the trace."""
     found: list[Tensor | None] = [y]
     for k in range(count):
         read = call.emit(ops.FurtherResult(k, shape, dtype), y) if call.reads(1 + k) else None

@@ -188,7 +188,7 @@ def _fusing_point(graph: Any, node: Any, x: Any, found: _Fused) -> Any:
 
 
 def _fuse_gradient(graph: Any, node: Any, found: _Fused, statistics: Sequence[Any], bias: Any) -> None:
-    """The gradient of a batch norm with that of the ReLU after it, if nobody else reads the latter."""
+    """The gradients of a batch norm and of the ReLU after it as one op, if nobody else reads the latter."""
     given, promised = arguments_of(node, node.args, node.kwargs), node.meta["val"]
     mask = given["grad_out"]
     kinds = {(0.0, math.inf): aten.threshold_backward.default}

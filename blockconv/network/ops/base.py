@@ -150,7 +150,7 @@ class Op:
         return dst
 
     def further(self, site: Site) -> Further:
-        """The shapes and types of results beside the output. `compute` then returns a tuple."""
+        """The shapes and types of further results. `compute` then returns a tuple."""
         return ()
 
     def buffers(self, count: int) -> list[int | Array | None] | None:

@@ -1,6 +1,6 @@
 """Ops of training: convolutions whose weights flow, gradients, and norms and pools that keep what gradients need.
 
-An op may have results beside its output. A node `FurtherResult` behind its node makes each of these a value.
+An op may have further results. A node `FurtherResult` behind its node makes each of these a value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NCHW, NHWC = Layout("NCHW"), Layout("NHWC")
 
 @dataclass(frozen=True)
 class FurtherResult(Op):
-    """A result beside the output of the node that makes the input.
+    """A further result of the node that makes the input.
 
     number: counted from 0.
     shape, dtype: the result's; None: the input's shape.
@@ -170,7 +170,7 @@ class Conv2dBackwardWeights(_OfWeights):
 
 @dataclass(frozen=True)
 class MaxPool2dIndices(Trained):
-    """A max pool. The result beside the output is each maximum's index in its plane, int64."""
+    """A max pool. The further result is each maximum's index in its plane, int64."""
 
     op = "pool2d_indices"
     takes = FLOATS

@@ -61,7 +61,7 @@ def _reshape_of_reshape(edit: Edit, node: Node, a: Reshape, before: Node, b: Res
 
 @after(Transpose, Transpose, shared=True)
 def _transpose_of_transpose(edit: Edit, node: Node, a: Transpose, before: Node, b: Transpose) -> bool:
-    """Likewise."""
+    """The second reads what the first does; the first goes if nothing else reads it."""
     return edit.skip(before, node, Transpose(tuple(b.perm[axis] for axis in a.perm)))
 
 

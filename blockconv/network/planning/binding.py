@@ -96,7 +96,7 @@ def _prepared(
 
 
 def weights_and_bias(held: Parameters, node: Node, problem: Any, form: WeightForm, types: Types) -> tuple[Array, Array]:
-    """Those of a convolution of floats."""
+    """Packed weights and biases of a convolution of floats."""
     dtype = types.acc.name
     how = dtype, problem.g, form.sharing, form.bias, form.order, form.pieces
     return held.weights(node, problem, form, how, lambda w, b: pack_bias(problem, b, form, dtype), 1)

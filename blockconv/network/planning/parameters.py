@@ -57,7 +57,7 @@ class Parameters:
     def weights(
         self, node: Node, problem: Any, form: WeightForm, how: tuple[Any, ...], beside: Beside, first: int = 0
     ) -> tuple[Array, Array]:
-        """Packed weights of a convolution, and what its kernel reads beside them.
+        """Packed weights of a convolution, and the other constants of its kernel.
 
         beside(weights, bias): makes the latter, from the node's parameters from the `first` on, and what `how` says.
         """

@@ -160,7 +160,7 @@ def _once(pair: Pair) -> str:
 
 
 def lines(found: Sequence[DrawnRow], made: Schedule) -> list[Line]:
-    """The lines beside the boxes. A value that only the next row reads needs none: it is drawn from box to box."""
+    """The lines left of the boxes. A value that only the next row reads needs none: it is drawn from box to box."""
     makers = {row.writes: k for k, row in enumerate(found) if row.writes is not None}
     root = _roots(made)
 

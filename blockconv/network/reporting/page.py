@@ -117,7 +117,7 @@ def _own_time(drawn: Drawn, measured: Mapping[str, float]) -> float | None:
 
 
 class _Compared(NamedTuple):
-    """A plan beside the others.
+    """A plan compared with the others.
 
     colour: of its bar.
     """
