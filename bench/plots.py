@@ -14,7 +14,7 @@ from .report import best_speedup, short_title, standing
 from .results import Case, seconds
 from .standings import GOOD, LEAST, layout_speeds, libraries, library, timed
 
-__all__ = ["STANDING", "bars", "heat_map", "ink_on", "roofline"]
+__all__ = ["STANDING", "bars", "heat_map", "ink_on", "roofline", "svg"]
 
 STANDING = {"ahead": "#1b7f3b", "level": "#1d2330", "behind": "#c1121f"}  # of figures: ours beside the best peer
 INKS = "#000000", "#ffffff"  # of text on a colour: one of them has a contrast of 4.5 on any
@@ -39,7 +39,8 @@ def _colour(name: str) -> str:
     return COLOURS.get(name, "#555555")
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """A figure as text, without anything that is to be fetched."""
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench"}):
         text = io.StringIO()
         figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
@@ -102,7 +103,7 @@ def bars(cases: Sequence[Case], speed: str) -> str:
     axes.legend(
         ncols=min(8, len(names) + 1), fontsize=TEXT, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False
     )
-    return _svg(figure)
+    return svg(figure)
 
 
 def heat_map(cases: Sequence[Case]) -> str:
@@ -123,7 +124,7 @@ def heat_map(cases: Sequence[Case]) -> str:
     axes.set_yticks(range(len(cases)), [short_title(case) for case in cases], fontsize=TEXT)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    return _svg(figure)
+    return svg(figure)
 
 
 def roofline(cases: Sequence[Case]) -> str:
@@ -149,4 +150,4 @@ def roofline(cases: Sequence[Case]) -> str:
         axes.scatter(xs, ys, s=26, marker=MARKERS.get(name, "*"), label=name, **drawn)
     axes.set(xscale="log", yscale="log", xlabel="operations a byte (each array moved once)", ylabel="GFLOP/s")
     axes.legend(fontsize=TEXT, loc="upper left", bbox_to_anchor=(1.0, 0.62), frameon=False)
-    return _svg(figure)
+    return svg(figure)

@@ -77,10 +77,7 @@ def write(root: Path = ROOT) -> None:
     from .dataset import page as of_lab  # which needs pyarrow
 
     gather(root / "bench" / "results")
-    pages = shown(root)
-    if (root / of_lab.FOLDER).exists():
-        pages[root / of_lab.PAGE] = of_lab.filled(root)
-    for path, page in pages.items():
+    for path, page in (shown(root) | of_lab.pages(root)).items():
         path.write_text(page, encoding="utf-8")
 
 

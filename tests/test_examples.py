@@ -18,23 +18,32 @@ SAID = {
     "drop_in_conv2d.py": r"An error says what to do: conv2d: stride=0",
     "lab_data.py": r"optimal, measured ",
     "large_image.py": r"found (\d+) of \1 discs, and 0 where",
+    "learn_costs.py": r"\nall  .*\n(.*\n)+A plan by corrected costs: ",
     "many_threads.py": r"plan .*the same bits: True\nConv2d .*the same bits: True",
     "onnx_model.py": r"5 nodes became 3 kernel calls.*\n(.*\n)the loaded plan gives the same bits: True",
     "packed_weights.py": r"Conv2d with out= +\d+ µs",
     "plan_a_network.py": r"reorders and copies: [01](.*\n)+  reorder of image: NCHW -> NCHW16",
+    "rank_layouts.py": r"\nmean +0\.[2-9]",  # Kendall's tau: beyond chance
 }
+
+NEEDED = {
+    "lab_data.py": ("pandas", "pyarrow"),
+    "learn_costs.py": ("matplotlib", "onnx", "pyarrow", "sklearn"),
+    "onnx_model.py": ("onnx",),
+    "rank_layouts.py": ("torch",),
+}
+ARGUMENTS = {"rank_layouts.py": (str(ROOT / "bench" / "results" / "lab-data"), "4")}  # seconds
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 @pytest.mark.sampled(2)
 def test_it_runs(path: Path, run_python: Callable[..., object]) -> None:
-    if path.name == "onnx_model.py":
-        pytest.importorskip("onnx")
-    if path.name == "lab_data.py":
-        pytest.importorskip("pandas")
-        pytest.importorskip("pyarrow")
-    done = run_python([str(path)], timeout=300, PYTHONWARNINGS="default", PYTHONIOENCODING="utf-8")
+    for module in NEEDED.get(path.name, ()):
+        pytest.importorskip(module)
+    done = run_python(
+        [str(path), *ARGUMENTS.get(path.name, ())], timeout=300, PYTHONWARNINGS="default", PYTHONIOENCODING="utf-8"
+    )
     assert re.search(SAID[path.name], done.stdout), done.stdout
     assert "SlowPathWarning" not in done.stderr
 

@@ -34,8 +34,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--planners", nargs="+", default=[], metavar="MODULE:FUNCTION", help=text)
     text = "module:function, a cost model of your own for --import: it gets a row of a table and its graph"
     command.add_argument("--model", metavar="MODULE:FUNCTION", help=text)
-    text = "module:function, for --import: it learns costs from networks, and is judged by those of other families"
-    command.add_argument("--learner", metavar="MODULE:FUNCTION", help=text)
+    text = "module:function, for --import: they learn costs from networks, and are judged by those of other families"
+    command.add_argument("--learners", nargs="+", default=[], metavar="MODULE:FUNCTION", help=text)
     command.set_defaults(peers=[])
 
 
@@ -80,7 +80,7 @@ def _export(options: argparse.Namespace, console: Console) -> int:
 def _import(options: argparse.Namespace, console: Console) -> int:
     from ..dataset import judge
 
-    given = options.planners, options.model, options.learner, options.seed
+    given = options.planners, options.model, options.learners, options.seed
     for grid in judge.judged(options.imported, *given):
         console.print(grid.table())
     return 0

@@ -20,10 +20,10 @@ from blockconv.network.planning.planner import evaluate, fixed, optimal
 from ..grid import Grid
 from ..report import time_text
 from . import planners
-from .problems import COSTS, problem_of
+from .problems import COSTS, Costs, problem_of
 from .store import Kept
 
-__all__ = ["LEAST", "WRONG", "Gain", "Priced", "gain", "geometric_error", "grids", "kendall", "priced"]
+__all__ = ["LEAST", "WRONG", "Gain", "Priced", "gain", "geometric_error", "grids", "kendall", "priced", "tau"]
 
 LEAST = 10e-6  # seconds
 WRONG = 1.3  # predicted over measured, or measured over predicted: a price is wrong by more
@@ -127,19 +127,20 @@ class Priced(NamedTuple):
         return self.predicted / self.measured
 
 
-def priced(sets: Sequence[Kept]) -> list[Priced]:
+def priced(sets: Sequence[Kept], costs: Costs = COSTS["predicted"]) -> list[Priced]:
     """Everything of at least `LEAST` seconds that was measured and has a price, once for each network."""
     found: dict[tuple[str, str], Priced] = {}
     for one in sets:
         for name in ("candidates", "reorders"):
             for row in one.tables[name]:
-                if row["predicted_s"] and (row["measured_median_s"] or 0.0) >= LEAST:
-                    found.setdefault((one.name, row["key"]), _priced(one.name, row))
+                at = one.name, row["key"]
+                if at not in found and (row["measured_median_s"] or 0.0) >= LEAST and (price := costs(row, one.graph)):
+                    found[at] = _priced(one.name, row, price)
     return list(found.values())
 
 
-def _priced(network: str, row: dict[str, Any]) -> Priced:
-    seconds = row["predicted_s"], row["measured_median_s"]
+def _priced(network: str, row: dict[str, Any], price: float) -> Priced:
+    seconds = price, row["measured_median_s"]
     if "node" in row:
         kernel = row["kernel"] or "another library"
         return Priced(network, row["node"], kernel, (row["srcs"] or [row["dst"]])[0], row["dst"], *seconds)
@@ -167,8 +168,8 @@ def kendall(a: np.ndarray, b: np.ndarray) -> float:
     return float((x * y).sum()) / scale if scale else 0.0
 
 
-def _tau(found: Sequence[Priced]) -> str:
-    """Kendall's tau of prices over the candidates of a node: the mean of all nodes with three or more."""
+def tau(found: Sequence[Priced]) -> float:
+    """Kendall's tau of prices over the candidates of a node: the mean of all nodes with three or more; NaN of none."""
     nodes: dict[tuple[str, str], list[Priced]] = {}
     for one in found:
         if one.node:
@@ -178,7 +179,7 @@ def _tau(found: Sequence[Priced]) -> str:
         for its in nodes.values()
         if len(its) >= 3
     ]
-    return f"{statistics.fmean(taus):.2f}" if taus else ""
+    return statistics.fmean(taus) if taus else math.nan
 
 
 def _price_grid(sets: Sequence[Kept]) -> Grid:
@@ -192,8 +193,9 @@ def _price_grid(sets: Sequence[Kept]) -> Grid:
         order = sorted(kernels.items(), key=lambda item: -len(item[1]))
         for name, its in ((kind, found), *order) if found else ():
             wrong = statistics.fmean(_is_wrong(one.ratio) for one in its)
-            cells = f"{_middle(its):.2f}", f"{geometric_error(its):.2f}", f"{wrong:.0%}", _tau(its)
-            rows.append((name, str(len(its)), *cells))
+            cells = f"{_middle(its):.2f}", f"{geometric_error(its):.2f}", f"{wrong:.0%}"
+            rank = tau(its)
+            rows.append((name, str(len(its)), *cells, "" if math.isnan(rank) else f"{rank:.2f}"))
     heads = "kernel", "measured", "median ratio", "geometric mean error", f"wrong by {WRONG} or more", "tau in a node"
     return Grid(f"Prices: predicted over measured, of all that takes {time_text(LEAST * 1e9)} or more", heads, rows)
 
@@ -206,7 +208,6 @@ def _wrong_grid(sets: Sequence[Kept]) -> Grid:
         groups.setdefault((one.kernel, one.src, one.dst), []).append(one)
     wrong = [its for its in groups.values() if len(its) >= FEWEST and _is_wrong(_middle(its))]
     wrong.sort(key=lambda its: -sum(one.measured for one in its))
-    whole = sum(one.measured for one in found)
     rows = [
         (
             its[0].kernel,
@@ -215,9 +216,9 @@ def _wrong_grid(sets: Sequence[Kept]) -> Grid:
             str(len(its)),
             f"{_middle(its):.2f}",
             f"{geometric_error(its):.2f}",
-            f"{sum(one.measured for one in its) / whole:.1%}",
+            time_text(1e9 * statistics.median(one.measured for one in its)),
         )
         for its in wrong
     ]
-    heads = "kernel", "reads", "writes", "measured", "median ratio", "geometric mean error", "share of all time"
+    heads = "kernel", "reads", "writes", "measured", "median ratio", "geometric mean error", "median time"
     return Grid(f"Kernels in a pair of layouts whose median ratio is beyond {WRONG}", heads, rows, (0, 1, 2))

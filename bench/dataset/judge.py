@@ -9,6 +9,7 @@ reference took then, against what it took in the middle.
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,17 +52,17 @@ Own = Callable[[Assignment], Mapping[str, Any]]
 
 
 def judged(
-    folder: Path, own: Sequence[str] = (), model: str | None = None, learner: str | None = None, seed: int = 0
+    folder: Path, own: Sequence[str] = (), model: str | None = None, learners: Sequence[str] = (), seed: int = 0
 ) -> Iterator[Grid]:
     """The tables of a set. seed: of resamples. All else is "module:function".
 
     own: planners. One gets an `Assignment`, whose layouts are tags, and returns {step: one of its choices}.
     model: a cost model. It gets a row of `candidates` or `reorders` and the graph, and returns seconds, or None.
-    learner: gets networks (`Kept`) to learn from, and returns a cost model. No network that it is judged by is among
-        them, and no other of that network's family; then, where a set has several processors, none of its processor.
+    learners: one gets networks (`Kept`) to learn from, and returns a cost model. No network that it is judged by is
+        among them, and no other of that network's family; then, where a set has several processors, none of its own.
     """
     sets, functions = list(kept(folder)), {name: _function(name) for name in own}
-    costs = _costs(sets, None if model is None else _function(model), None if learner is None else _function(learner))
+    costs = _costs(sets, None if model is None else _function(model), [_function(name) for name in learners])
     names = titles(sets)
     for kind, members in _by_kind(sets).items():
         yield main_grid(kind, members, functions, costs, seed)
@@ -97,22 +98,22 @@ def _by_kind(sets: Sequence[Kept]) -> dict[str, list[Kept]]:
     return found
 
 
-def _costs(sets: Sequence[Kept], model: Costs | None, learner: Learner | None) -> dict[str, dict[str, Costs]]:
+def _costs(sets: Sequence[Kept], model: Costs | None, learners: Sequence[Learner]) -> dict[str, dict[str, Costs]]:
     """The kinds of costs by which each network is judged: {network: {what: costs}}."""
     own = {} if model is None else {"own costs": model}
     found = {one.name: {**COSTS, **own} for one in sets}
     splits: dict[str, Callable[[Kept], str]] = {"family held out": lambda one: one.family}
     if len({one.processor for one in sets}) > 1:
         splits["processor held out"] = lambda one: one.processor
-    for what, part in splits.items() if learner else ():
+    for learner, (what, part) in itertools.product(learners, splits.items()):
         for held in dict.fromkeys(map(part, sets)):
             known = [one for one in sets if part(one) != held]
             if not known:
-                raise ValueError(f"--learner: all networks are of one family, {held!r}: nothing is left to learn from")
-            learned = learner(known)  # type: ignore[misc]
+                raise ValueError(f"--learners: all networks are of one family, {held!r}: nothing is left to learn from")
+            learned = learner(known)
             for one in sets:
                 if part(one) == held:
-                    found[one.name][f"learned, {what}"] = learned
+                    found[one.name][f"{learner.__name__}, {what}"] = learned
     return found
 
 

@@ -1,16 +1,22 @@
-"""The tables that docs/explanation/lab-data.md shows of the sample in git, between lines that `bench tables` finds."""
+"""What docs/explanation/lab-data.md shows of the sample in git: tables, between lines that `bench tables` finds, and
+pictures.
+
+The pictures depend on matplotlib's version, so a test compares the tables alone.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from .. import tables
-from . import judge
+from . import judge, pictures
+from .store import kept
 
-__all__ = ["FOLDER", "PAGE", "filled"]
+__all__ = ["FOLDER", "PAGE", "filled", "pages"]
 
 PAGE = Path("docs/explanation/lab-data.md")
 FOLDER = Path("bench/results/lab-data")
+PICTURES = Path("docs/_static/lab")
 # What the page calls each table, by the first words of its title.
 SHOWN = {
     "planners": "Percent slower",
@@ -20,6 +26,14 @@ SHOWN = {
     "wrong prices": "Kernels in a pair",
     "coverage": "Coverage",
 }
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """The page and its pictures below a root; none without a sample."""
+    if not (root / FOLDER).exists():
+        return {}
+    drawn = pictures.figures([*kept(root / FOLDER)])
+    return {root / PAGE: filled(root), **{root / PICTURES / name: text for name, text in drawn.items()}}
 
 
 def filled(root: Path) -> str:
