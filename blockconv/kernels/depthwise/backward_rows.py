@@ -1,5 +1,4 @@
-"""The rows of depthwise gradients: of weights, by vectors along channels (`backward_weights`) and pixels
-(`backward_pixels`), and of inputs by vectors along pixels (`backward_pixels` too).
+"""The rows of depthwise gradients: of weights, by vectors of channels or pixels, and of inputs, by vectors of pixels.
 
 Buffers and options of the first two: as in `kernels.conv.weights_rows`.
 """
@@ -13,17 +12,14 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, HALVES, ElementType, Types
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
-from blockconv.kernels.common.geometry import ChannelVector, channel_vectors, contiguous_unit
+from blockconv.kernels.common.geometry import ChannelVector, channel_vectors, contiguous_unit, window_axis
 from blockconv.kernels.common.operands import CONV
 from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.depthwise.backward_pixels import (
+from blockconv.kernels.depthwise.backward import (
     DepthwiseDataArguments,
-    PixelsSpec,
-    depthwise_data_of_pixels,
-    depthwise_weights_of_pixels,
-)
-from blockconv.kernels.depthwise.backward_weights import (
     DepthwiseWeightsArguments,
+    GradientSpec,
+    depthwise_data_of_pixels,
     depthwise_weights,
     finish_depthwise_weights,
 )
@@ -84,13 +80,13 @@ def _unit(request: Request, type: ElementType) -> int:
     return unit if is_part and unit == contiguous_unit(request.destination, type.itemsize) else 0
 
 
-def _spec(request: Request, unit: int, columns: int) -> PixelsSpec:
+def _spec(request: Request, unit: int, columns: int, bias: bool = False) -> GradientSpec:
     """Half a vector, or less, serves rows of so many columns that it holds: fewer sums are added at the end."""
     p, types, lanes = request.problem, request.types, request.machine.lanes(request.types.acc.itemsize)
     while lanes > 4 and lanes >= 2 * max(unit, columns * unit):
         lanes //= 2
     codes = types.src.code, types.dst.code, int(request.machine.isa.fma)
-    return PixelsSpec(*codes, p.kh, p.kw, p.sh, p.sw, p.dh, p.dw, lanes, unit)
+    return GradientSpec(*codes, p.kh, p.kw, p.sh, p.sw, p.dh, p.dw, lanes, unit, int(bias))
 
 
 def _why_not(request: Request) -> Reason | None:
@@ -109,7 +105,7 @@ def _why_not(request: Request) -> Reason | None:
 def _channels(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Primitive | Reason:
     lanes = _lanes(request)
     reason = _why_not(request) or (None if lanes else "needs vectors of contiguous channels in both arrays")
-    return reason or _primitive(request, lanes, None, weights, bias)
+    return reason or _primitive(request, replace(_spec(request, lanes, 1, bias), lanes=lanes), weights)
 
 
 def _pixels(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Primitive | Reason:
@@ -118,54 +114,50 @@ def _pixels(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Pr
         reason = "needs vectors of contiguous pixels, of the same few channels in both arrays"
     if reason is None and request.problem.sw > 2:
         reason = f"needs a horizontal stride of 1 or 2, not {request.problem.sw}"
-    return reason or _primitive(
-        request, unit, replace(_spec(request, unit, request.problem.ow), bias=int(bias)), weights, bias
-    )
+    return reason or _primitive(request, _spec(request, unit, request.problem.ow, bias), weights)
 
 
-def _primitive(
-    request: Request, lanes: int, pixels: PixelsSpec | None, weights: Layout, bias: bool
-) -> Primitive | Reason:
-    """lanes: channels that are summed together. pixels: the kernel's, where vectors run along these."""
+def _primitive(request: Request, spec: GradientSpec, weights: Layout) -> Primitive:
     p, types, m = request.problem, request.types, request.machine
-    vectors = channel_vectors(request.source, request.destination, p.ic, lanes)
-    splits, groups = _splits(request, len(vectors), pixels is not None)
-    sums = splits * len(vectors) * (p.kh * p.kw + 1) * lanes * types.acc.itemsize
+    vectors = channel_vectors(request.source, request.destination, p.ic, spec.unit)
+    splits, groups = _splits(request, len(vectors), spec.pixels > 1)
+    sums = splits * len(vectors) * (p.kh * p.kw + 1) * spec.unit * types.acc.itemsize
 
     def seconds() -> float:
-        borders = 1 + BORDER * (p.kw - 1) / max(p.kw, p.ow) + BORDER * (p.kh - 1) / max(p.kh, p.oh)
-        if pixels is None:
+        if spec.pixels == 1:
+            borders = 1 + BORDER * (p.kw - 1) / max(p.kw, p.ow) + BORDER * (p.kh - 1) / max(p.kh, p.oh)
             cycles = p.ow * (p.kh * p.kw + 1) * borders + ROW_CYCLES
         else:
-            each = max(pixels.weights_loads, pixels.sums / 2) + p.kh * p.kw * (p.sw - 1) / 2 + PIXELS_CYCLES
-            cycles = -(-p.ow // pixels.pixels) * each
-        cycles = len(vectors) * (p.n * p.oh * cycles + (0 if pixels is None else FOLD_CYCLES * splits))
-        cycles += 2 * sums / types.acc.itemsize / lanes
+            each = max(spec.weights_loads, spec.sums / 2) + p.kh * p.kw * (p.sw - 1) / 2 + PIXELS_CYCLES
+            cycles = -(-p.ow // spec.pixels) * each
+        cycles = len(vectors) * (p.n * p.oh * cycles + FOLD_CYCLES * splits * (spec.pixels > 1))
+        cycles += 2 * sums / types.acc.itemsize / spec.unit
         return m.launch_seconds() + cycles * m.cycle_seconds() / min(request.threads, splits * groups)
 
-    return Primitive(seconds, lambda: _bind(request, vectors, pixels, weights, bias), workspace=(sums,))
+    return Primitive(seconds, lambda: _bind(request, spec, vectors, splits, groups, weights), workspace=(sums,))
 
 
-def _bind(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights: Layout, bias: bool) -> list[Launch]:
+def _bind(
+    request: Request, spec: GradientSpec, vectors: Vectors, splits: int, groups: int, weights: Layout
+) -> list[Launch]:
     p, types = request.problem, request.types
-    lanes = _lanes(request) if pixels is None else pixels.unit
-    splits, groups = _splits(request, len(vectors), pixels is not None)
     # Vectors of pixels are read whole, past the last tap of their last pixel.
-    reach = (p.kw - 1) * p.dw if pixels is None else pixels.bases[-1] + p.sw - 1
-    inner = min(p.ow, -(-p.pw // p.sw))
-    outer = max(inner, min(p.ow, (p.iw + p.pw - reach - 1) // p.sw + 1))
+    x, reach = ("w", spec.bases[-1] + p.sw - 1) if spec.pixels > 1 else ("h", (p.kh - 1) * p.dh)
+    axis = window_axis(p, x)
+    inner = min(axis.out, -(-axis.begin // axis.stride))
+    outer = max(inner, min(axis.out, (axis.size + axis.begin - reach - 1) // axis.stride + 1))
     axes = {axis.dim: axis.stride * types.dst.itemsize for axis in weights.axes(p.wei_shape)}
     taps = [h * axes[2] + w * axes[3] for h in range(p.kh) for w in range(p.kw)]
     # Sums of all taps of a channel that are, as they are in memory, what is wanted.
     is_dense = [*taps, axes[0]] == [k * types.dst.itemsize for k in range(len(taps) + 1)]
-    is_finished = is_dense and lanes == splits == 1 and types.dst == types.acc and not bias
+    is_finished = is_dense and spec.unit == splits == 1 and types.dst == types.acc and not spec.bias
     args = fill(
         DepthwiseWeightsArguments,
         p,
         src=INPUT,
         grad=GRAD,
         dst=DST,
-        dst_bias=DST_BIAS if bias else 0,
+        dst_bias=DST_BIAS if spec.bias else 0,
         sums=DST if is_finished else WORKSPACE,
         table=OWN_TABLE,
         taps_at=ChannelVector.nbytes * len(vectors),
@@ -179,16 +171,10 @@ def _bind(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights
         dst_o=axes[0],
     )
     table = np.array([*np.ravel(vectors), *taps], np.int64)
-    if pixels is None:
-        kernel = depthwise_weights(types.src.code, request.machine.isa.fma, p.kh, p.kw, lanes, bias)
-        scratch = 256
-    else:
-        kernel = depthwise_weights_of_pixels(pixels)
-        scratch = pixels.weights_zeros
-    op = Launch(kernel, args, splits * groups, 1, scratch, table)
+    op = Launch(depthwise_weights(spec), args, splits * groups, 1, spec.weights_zeros, table)
     if is_finished:
         return [op]
-    finish = finish_depthwise_weights(types.acc.code, types.dst.code, lanes, p.kh * p.kw, bias)
+    finish = finish_depthwise_weights(types.acc.code, types.dst.code, spec.unit, p.kh * p.kw, spec.bias)
     chunk = max(1, len(vectors) // 16)
     return [op, Launch(finish, args, len(vectors), chunk, 0, table)]
 
@@ -219,7 +205,7 @@ def _data_why_not(request: Request, unit: int) -> Reason | None:
     return None
 
 
-def _data_spec(request: Request, unit: int) -> PixelsSpec:
+def _data_spec(request: Request, unit: int) -> GradientSpec:
     p = request.problem
     spec = replace(_spec(request, unit, -(-p.iw // p.sw)), top=p.ph % p.sh, left=p.pw % p.sw)
     needed = p.kh * p.kw + spec.loads + p.sw + DATA_SPARE
