@@ -30,7 +30,7 @@ from . import cpu, machine
 from .results import Case, load
 from .run import Job
 
-__all__ = ["Fleet"]
+__all__ = ["Exports", "Fleet"]
 
 ATTEMPTS = 3  # machines that a case may lose
 PATIENCE = 60.0  # seconds without a machine of a kind, after which its cases are given up
@@ -124,8 +124,9 @@ class Fleet:
     def _start(self, job: Job, address: str) -> Any:
         return self.client.submit(_case, self.arguments, job.plan.key, workers=[address], pure=False)
 
-    def _result(self, job: Job, header: dict[str, Any], case: Case) -> Case:
+    def _result(self, job: Job, *given: Any) -> Any:
         """The case; the first one of a machine comes after the machine's record."""
+        header, case = given
         if (case["host"], job.kind) not in self._headed:
             self._headed.add((case["host"], job.kind))
             job.results.head(header | {"command": list(self.arguments)})
@@ -160,6 +161,20 @@ def _without_output(arguments: Sequence[str]) -> list[str]:
     return here.parse_known_args(list(arguments), argparse.Namespace())[1]
 
 
+class Exports(Fleet):
+    """The same for `bench lab --export`: a case is a network of the data set, measured on one machine.
+
+    A job's plan has the arguments that are the network's own as `params`. What comes of it are files: {path: bytes}.
+    """
+
+    def _start(self, job: Job, address: str) -> Any:
+        return self.client.submit(_exported, self.arguments, job.plan.params, workers=[address], pure=False)
+
+    def _result(self, job: Job, *given: Any) -> Any:
+        (files,) = given
+        return files
+
+
 # ---------------------------------------------------------------- on a machine
 
 
@@ -169,20 +184,36 @@ def _where() -> Machine:
 
 def _case(arguments: Sequence[str], key: str) -> tuple[dict[str, Any], Case]:
     """(the header with this machine's record, the case), from the command in a process of its own."""
-    # Dask's nanny limits its workers to one thread of OpenMP; the command is told how many it may use.
-    nannys = {**dask.config.get("distributed.nanny.pre-spawn-environ", {})}
-    environment = {name: value for name, value in os.environ.items() if value != str(nannys.get(name))}
     with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder, "case.jsonl"), Path(folder, "log")
-        command = [sys.executable, "-c", START, *arguments, "--case", key, "--out", str(out)]
-        with log.open("wb") as told, subprocess.Popen(
-            command, cwd=machine.ROOT, env=environment, stdin=subprocess.PIPE, stdout=told, stderr=told
-        ) as process:  # fmt: skip
-            status = process.wait()
-        cases = load(out) if out.exists() else ([], {})
-        if status or key not in cases[1]:
-            text = log.read_text(encoding="utf-8", errors="replace")[-1000:]
-            raise RuntimeError(f"python -m bench ended with status {status}: {text}")
+        out = Path(folder, "case.jsonl")
+        _command([*arguments, "--case", key, "--out", str(out)])
+        cases = load(out)
     host = _where().host
     header, case = cases[0][-1], cases[1][key]
     return header | {"machine": header["machine"] | {"host": host}}, case | {"host": host}
+
+
+def _exported(arguments: Sequence[str], its: dict[str, Any]) -> tuple[dict[str, bytes]]:
+    """The files of a network, from the command in a process of its own. its: arguments that replace the given ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = [word for name, value in its.items() for word in (f"--{name}", str(value))]
+        _command([*arguments, *own, "--export", folder])
+        files = (path for path in Path(folder).rglob("*") if path.is_file())
+        return ({str(path.relative_to(folder)): path.read_bytes() for path in files},)
+
+
+def _command(arguments: Sequence[str]) -> None:
+    """Run `python -m bench` in a process of its own; RuntimeError with the end of what it printed if it fails."""
+    # Dask's nanny limits its workers to one thread of OpenMP; the command is told how many it may use.
+    nannys = {**dask.config.get("distributed.nanny.pre-spawn-environ", {})}
+    environment = {name: value for name, value in os.environ.items() if value != str(nannys.get(name))}
+    with tempfile.TemporaryFile() as log:
+        with subprocess.Popen(
+            [sys.executable, "-c", START, *arguments],
+            cwd=machine.ROOT, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log,
+        ) as process:  # fmt: skip
+            status = process.wait()
+        if status:
+            log.seek(0)
+            text = log.read().decode(errors="replace")[-1000:]
+            raise RuntimeError(f"python -m bench ended with status {status}: {text}")

@@ -171,11 +171,11 @@ def _loaded(name: str, path: str) -> bc.Network:
         raise ValueError(f"networks={name!r}: {error.rule}; give {name}=1x3x224x224, or other sizes") from None
 
 
-def _expected(net: bc.Network, path: str, x: np.ndarray) -> np.ndarray:
+def _expected(net: bc.Network, path: str, *given: np.ndarray) -> np.ndarray:
     """All outputs, one after the other: by ONNX Runtime with nothing rewritten, else by our own evaluation by NumPy."""
     try:
         from .peers import onnxruntime_peer
     except ImportError:
-        found = net.evaluate(x)
+        found = net.evaluate({tensor.name: x for tensor, x in zip(net.inputs, given, strict=True)})
         return np.concatenate([np.asarray(found[name]).ravel() for name in net.outputs])
-    return onnxruntime_peer.plain_network(path, x)
+    return onnxruntime_peer.plain_network(path, *given)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import tempfile
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from .. import lab, nets
+from ..results import ResultFile
+from ..run import Job, Plan
 from . import common
 
 __all__ = ["add_arguments", "run"]
@@ -66,6 +71,8 @@ def _export(options: argparse.Namespace, console: Console) -> int:
         return 0
     nets.check_names(options.networks, "lab")
     layouts, timing = tuple(common.given_layouts(options)), common.timing(options)
+    if options.scheduler:
+        return _export_on_machines(options, layouts, timing, console)
     how = {"realtime": options.realtime, "lock": options.lock}
     with common.crew(options, console, **how) as crew, console.status("") as status:
         for threads in options.threads:
@@ -75,6 +82,39 @@ def _export(options: argparse.Namespace, console: Console) -> int:
                 )
                 store.export(options.export, options.networks, settings, crew, status.update)
     return 0
+
+
+def _export_on_machines(
+    options: argparse.Namespace, layouts: tuple[str, ...], timing: dict[str, Any], console: Console
+) -> int:
+    """Each network once on each kind of processor; those that the folder has are left out."""
+    from ..dataset import store
+    from ..dataset.collect import Settings
+    from ..fleet import Exports  # which needs Dask
+
+    with Exports(options.scheduler, options.arguments, console) as machines, console.status("") as status:
+        jobs = []
+        for threads, batch, name, kind in itertools.product(
+            options.threads, options.batch, options.networks, machines.kinds
+        ):
+            images, of_rest = store.images_of(name, batch), (options.samples, options.seed, timing, options.realtime)
+            run = store.run_name(Settings(layouts, threads, options.dtype, images, *of_rest), kind)
+            network = store.network_name(name)
+            if not [*options.export.glob(f"{run}*/{network}/{store.LAST}")]:
+                params = {"networks": name, "threads": threads, "batch": batch}
+                title = f"{network}, {threads} threads, {images} images"
+                jobs.append(Job(Plan("lab", title, params, dict), ResultFile(None, None), kind))
+        left = len(jobs)
+        for _, files in machines.measure(jobs, status.update):
+            with tempfile.TemporaryDirectory() as folder:
+                for path, content in files.items():
+                    (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
+                    (Path(folder) / path).write_bytes(content)
+                for added in store.merge(options.export, [Path(folder)]):
+                    console.print(f"added {added}", markup=False, soft_wrap=True)
+            left -= 1
+        done = not left
+    return 0 if done else 130
 
 
 def _import(options: argparse.Namespace, console: Console) -> int:

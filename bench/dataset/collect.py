@@ -100,7 +100,13 @@ def _row(timing: Timing, others: float | None) -> Row:
 
 
 def measure_all(
-    known: Opened, asked: Asked, x: np.ndarray, expected: np.ndarray, crew: Crew, settings: Settings, times: Times
+    known: Opened,
+    asked: Asked,
+    given: Sequence[np.ndarray],
+    expected: np.ndarray,
+    crew: Crew,
+    settings: Settings,
+    times: Times,
 ) -> Iterator[tuple[str, int, int]]:
     """Measure what `times` does not have yet. Yields (what, done, in all) before each group.
 
@@ -121,7 +127,7 @@ def measure_all(
     with crew.turn():
         for part, picks in parts.items():
             yield from _alone(part, picks, asked, crew, settings, times)
-        yield from _assignments(known, asked, x, expected, crew, settings, times)
+        yield from _assignments(known, asked, given, expected, crew, settings, times)
 
 
 def _groups(wanted: Mapping[str, Any], times: Times) -> Iterator[list[str]]:
@@ -166,7 +172,13 @@ def _reason(failed: Variant) -> str:
 
 
 def _assignments(
-    known: Opened, asked: Asked, x: np.ndarray, expected: np.ndarray, crew: Crew, settings: Settings, times: Times
+    known: Opened,
+    asked: Asked,
+    given: Sequence[np.ndarray],
+    expected: np.ndarray,
+    crew: Crew,
+    settings: Settings,
+    times: Times,
 ) -> Iterator[tuple[str, int, int]]:
     chosen = _wanted(known, settings, times)
     reference = optimal(known.problem).chosen
@@ -174,7 +186,7 @@ def _assignments(
     for first in range(0, len(waiting), PLANS):
         yield "assignments", len(chosen) - len(waiting) + first, len(chosen)
         group = waiting[first : first + PLANS]
-        arguments = "of_dataset", "assignments", asked, x, [reference, *group]
+        arguments = "of_dataset", "assignments", asked, given, [reference, *group]
         crew.clear()
         variants = crew.variants(OURS, *arguments, threads=settings.threads)
         case = measure(variants, expected, nets.TOLERANCE[settings.dtype], **settings.timing)

@@ -131,7 +131,9 @@ def moves(asked: Asked, picks: Sequence[Move], threads: int) -> Iterator[Variant
         yield _timed(known.move_key(move), program_runner(launches, nbytes, threads))
 
 
-def assignments(asked: Asked, x: np.ndarray, picks: Sequence[Sequence[int]], threads: int) -> Iterator[Variant]:
+def assignments(
+    asked: Asked, given: Sequence[np.ndarray], picks: Sequence[Sequence[int]], threads: int
+) -> Iterator[Variant]:
     """Whole networks, each by the candidates of its nodes."""
     known = opened(*asked)
     for number, chosen in enumerate(picks):
@@ -142,10 +144,10 @@ def assignments(asked: Asked, x: np.ndarray, picks: Sequence[Sequence[int]], thr
             raise ValueError("the plan has other kernels than it was asked for")
 
         def fetch(plan: bc.Plan = plan) -> np.ndarray:
-            results = plan.by_name(x)
+            results = plan.by_name(*given)
             return np.concatenate([np.asarray(results[name]).ravel() for name in known.network.outputs])
 
-        yield Variant(str(number), lambda plan=plan: plan(x), fetch, role="ours")  # type: ignore[misc]
+        yield Variant(str(number), lambda plan=plan: plan(*given), fetch, role="ours")  # type: ignore[misc]
 
 
 def _written(candidate: Candidate) -> list[Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from blockconv.core import text
 from blockconv.jit.cache import digest_of, modules, source_digest
@@ -27,7 +28,7 @@ from . import collect, schema, tpugraphs
 from .collect import Row, Settings, Times
 from .probe import Asked, Opened, opened
 
-__all__ = ["Kept", "export", "kept", "merge"]
+__all__ = ["LAST", "Kept", "export", "images_of", "kept", "merge", "network_name", "run_name"]
 
 MACHINE, GRAPH, TIMES = "machine.json", "graph.json", "times.jsonl"
 LAST = "assignments.parquet"  # written last: a network that has it is complete
@@ -74,29 +75,84 @@ class Kept:
 def export(folder: Path, names: Sequence[str], settings: Settings, crew: Crew, say: Any) -> list[str]:
     """Measure networks that the folder does not have yet, and write each when it is complete; those written.
 
-    say(text): is told what is going on. Raises ValueError if another export of a network, with other settings, was
-    interrupted there.
+    names: of `networks.NETWORKS`, or ONNX files. settings.batch: of the former, and of a file where it has no other.
+    say(text): is told what is going on. Raises ValueError if the folder has a network of this name that is another
+    model, or was measured with other settings; and for a file with another number of images.
     """
-    run = folder / run_name(settings)
-    run.mkdir(parents=True, exist_ok=True)
-    if not (run / MACHINE).exists():
-        _write_json(run / MACHINE, _record(settings))
     written = []
     for name in names:
-        target = run / Path(nets._split(name)[0]).stem
+        its = dataclasses.replace(settings, batch=images_of(name, settings.batch))
+        run = folder / run_name(its)
+        target = run / network_name(name)
+        _check_same(target, name, its)
         if (target / LAST).exists():
             say(f"{target.name}: complete")
             continue
-        _export(target, name, settings, crew, say)
+        target.mkdir(parents=True, exist_ok=True)
+        if not (run / MACHINE).exists():
+            _write_json(run / MACHINE, _record(its))
+        _export(target, name, its, crew, say)
         written.append(target.name)
     return written
 
 
-def run_name(settings: Settings) -> str:
-    """A name for all that holds for every network of a run: processor, threads, types, images, sources."""
-    record = machine.record()
-    parts = cpu.folder(record), f"{settings.threads}-threads", settings.dtype, f"{settings.batch}-images"
-    return "-".join((*parts, source_digests()["planners"][:8]))
+def network_name(name: str) -> str:
+    """The folder of a network of the harness, or of an ONNX file, in a run's."""
+    return Path(nets._split(name)[0]).stem
+
+
+def images_of(name: str, batch: int) -> int:
+    """The images of a network: an ONNX file's are its own, and those that sizes after its name give."""
+    file, sizes = nets._split(name)
+    if file in networks.NETWORKS:
+        return batch
+    if not sizes:
+        sizes = _input_sizes(file)
+    count = sizes[0] if sizes and sizes[0] > 0 else batch
+    if batch not in (1, count):
+        raise ValueError(f"--batch {batch}: {file} has {count} images; give {file}={batch}x3x224x224, or other sizes")
+    return count
+
+
+def _input_sizes(file: str) -> tuple[int, ...]:
+    graph = onnx.load(file, load_external_data=False).graph
+    constants = {tensor.name for tensor in graph.initializer}
+    value = next(value for value in graph.input if value.name not in constants)
+    return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+
+
+def run_name(settings: Settings, kind: str | None = None) -> str:
+    """A name for all that holds for every network of a run: processor, threads, types, images, sources.
+
+    kind: the processor, as a folder of results; by default this one.
+    """
+    parts = kind or cpu.folder(machine.record()), f"{settings.threads}-threads", settings.dtype
+    return "-".join((*parts, f"{settings.batch}-images", source_digests()["planners"][:8]))
+
+
+def _check_same(target: Path, name: str, settings: Settings) -> None:
+    """Raise ValueError if a network is there that is another model, or has other settings."""
+    if not (target / GRAPH).exists():
+        return
+    graph = json.loads((target / GRAPH).read_text(encoding="utf-8"))
+    if graph.get("model") != _digest(name):
+        raise ValueError(f"{target} is of another model than {name}: rename the file, or take another folder")
+    before, now = {"realtime": False, **graph["settings"]}, _as_json(settings)
+    if before != now:
+        differing = next(key for key in now if before.get(key) != now[key])
+        remedy = f"take the same ({now[differing]} is given), or another folder"
+        raise ValueError(f"{target} was exported with {differing}={before.get(differing)}: {remedy}")
+
+
+def _digest(name: str) -> str | None:
+    """Of an ONNX file; None for a network of the harness, which its name and seed tell."""
+    file = Path(nets._split(name)[0])
+    return None if name in networks.NETWORKS else hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _as_json(settings: Settings) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(settings)))
+    return found
 
 
 def source_digests() -> dict[str, str]:
@@ -119,22 +175,14 @@ def _record(settings: Settings) -> dict[str, Any]:
 
 
 def _export(target: Path, name: str, settings: Settings, crew: Crew, say: Any) -> None:
-    target.mkdir(exist_ok=True)
-    asked_of = json.loads(json.dumps(dataclasses.asdict(settings)))
-    if (target / GRAPH).exists():
-        before = json.loads((target / GRAPH).read_text(encoding="utf-8"))["settings"]
-        if before != asked_of:
-            differing = next(k for k in asked_of if before.get(k) != asked_of[k])
-            raise ValueError(
-                f"{target}: an export with {differing}={before.get(differing)} was interrupted; go on with the same "
-                "settings, or remove the folder"
-            )
     with tempfile.TemporaryDirectory() as scratch:
         path = nets._file(name, settings.batch, scratch)
         plain = nets._loaded(name, path)
-        x = noise(plain.inputs[0].shape, "float32")
-        expected = nets._expected(plain, path, x)
+        given = [_input(tensor) for tensor in plain.inputs]
+        expected = nets._expected(plain, path, *given)
         if settings.dtype.startswith("int8"):
+            if len(given) > 1:
+                raise ValueError(f"--dtype {settings.dtype}: {name} has {len(given)} inputs; give a quantized model")
             from ..quantized import quantized  # which needs onnxruntime
 
             path = quantized(path, scratch, settings.dtype)
@@ -142,11 +190,17 @@ def _export(target: Path, name: str, settings: Settings, crew: Crew, say: Any) -
         asked: Asked = path, settings.layouts, precision, settings.threads
         known = opened(*asked)
         times = Times(target / TIMES)
-        graph = {**graph_of(known), "network": target.name, "settings": asked_of}
+        graph = {**graph_of(known), "network": target.name, "model": _digest(name), "settings": _as_json(settings)}
         _write_json(target / GRAPH, graph)
-        for what, done, every in collect.measure_all(known, asked, x, expected, crew, settings, times):
+        for what, done, every in collect.measure_all(known, asked, given, expected, crew, settings, times):
             say(f"{target.name}: {what}, {done} of {every}")
         _write(target, known, graph, settings, times)
+
+
+def _input(tensor: Any) -> np.ndarray:
+    """What an input is measured with: noise, or zeros where numbers may be indices."""
+    dtype = np.dtype(tensor.dtype)
+    return noise(tensor.shape, dtype.name) if dtype.kind == "f" else np.zeros(tensor.shape, dtype)
 
 
 def _write(target: Path, known: Opened, graph: dict[str, Any], settings: Settings, times: Times) -> None:
@@ -247,6 +301,12 @@ def kept(folder: Path) -> Iterator[Kept]:
         yield Kept(path.parent.name, path.name, record, graph, tables)
 
 
+def _undated(path: Path) -> dict[str, Any]:
+    """A machine's record without its date: a machine may measure on several days."""
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return {**record, "machine": {name: value for name, value in record["machine"].items() if name != "date"}}
+
+
 def merge(folder: Path, others: Sequence[Path]) -> list[str]:
     """Copy the complete networks of other sets into a folder; "RUN/NETWORK" of those copied.
 
@@ -257,7 +317,7 @@ def merge(folder: Path, others: Sequence[Path]) -> list[str]:
     for other in others:
         for one in sorted(path.parent for path in other.glob(f"*/*/{LAST}")):
             run = folder / one.parent.name
-            if (run / MACHINE).exists() and not filecmp.cmp(run / MACHINE, one.parent / MACHINE, shallow=False):
+            if (run / MACHINE).exists() and _undated(run / MACHINE) != _undated(one.parent / MACHINE):
                 digest = hashlib.sha256((one.parent / MACHINE).read_bytes()).hexdigest()[:8]
                 run = folder / f"{one.parent.name}-{digest}"
             target = run / one.name
@@ -266,7 +326,8 @@ def merge(folder: Path, others: Sequence[Path]) -> list[str]:
                     raise ValueError(f"{target} and {one} are different measurements of one run; keep one of them")
                 continue
             run.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(one.parent / MACHINE, run / MACHINE)
+            if not (run / MACHINE).exists():
+                shutil.copyfile(one.parent / MACHINE, run / MACHINE)
             shutil.copytree(one, target, dirs_exist_ok=True)
             copied.append(f"{run.name}/{one.name}")
     return copied

@@ -93,10 +93,11 @@ def network(path: str, x: np.ndarray, threads: int) -> Iterator[Variant]:
     yield Variant("onnxruntime", lambda: session.run_with_iobinding(binding), fetch)
 
 
-def plain_network(path: str, x: np.ndarray) -> np.ndarray:
+def plain_network(path: str, *given: np.ndarray) -> np.ndarray:
     """All outputs of a network, one after the other, without any rewriting of its graph."""
     session = _session(Path(path).read_bytes(), 0, optimise=False)
-    return np.concatenate([output.ravel() for output in session.run(None, {session.get_inputs()[0].name: x})])
+    inputs = {its.name: x for its, x in zip(session.get_inputs(), given, strict=True)}
+    return np.concatenate([output.ravel() for output in session.run(None, inputs)])
 
 
 def _plain(model: onnx.ModelProto, src: np.ndarray, out_shape: tuple[int, ...], threads: int) -> Variant:

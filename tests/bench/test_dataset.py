@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import math
@@ -307,7 +308,7 @@ def test_an_interrupted_export_goes_on_where_it_was(model: str, tmp_path: Path) 
     lines = kept.read_text().splitlines()
     kept.write_text("\n".join(lines) + '\n{"key": "cut o')
     other = SETTINGS.__class__(**{**SETTINGS.__dict__, "seed": 8})
-    with pytest.raises(ValueError, match="seed=7 was interrupted"):
+    with pytest.raises(ValueError, match="exported with seed=7: take the same \\(8 is given\\)"):
         store.export(tmp_path, [model], other, second, lambda text: None)  # type: ignore[arg-type]
     store.export(tmp_path, [model], SETTINGS, second, lambda text: None)  # type: ignore[arg-type]
     one = only(tmp_path)
@@ -320,6 +321,62 @@ def test_an_interrupted_export_goes_on_where_it_was(model: str, tmp_path: Path) 
     third = Here()
     store.export(tmp_path, [model], SETTINGS, third, lambda text: None)  # type: ignore[arg-type]
     assert third.asked == []
+    with pytest.raises(ValueError, match="exported with seed=7"):  # complete ones are not taken for others either
+        store.export(tmp_path, [model], other, third, lambda text: None)  # type: ignore[arg-type]
+    changed = onnx.load(model)
+    changed.producer_name = "another"
+    (tmp_path / "elsewhere").mkdir()
+    onnx.save(changed, tmp_path / "elsewhere" / "tiny.onnx")
+    with pytest.raises(ValueError, match="is of another model"):
+        store.export(tmp_path, [str(tmp_path / "elsewhere" / "tiny.onnx")], SETTINGS, third, print)  # type: ignore[arg-type]
+
+
+def a_sum(path: Path) -> str:
+    """A model of two inputs, of two images: a convolution of one, plus the other."""
+    made = onnx.helper.make_tensor_value_info
+    x, y = (made(name, onnx.TensorProto.FLOAT, (2, 8, 6, 6)) for name in ("x", "y"))
+    weight = onnx.numpy_helper.from_array(np.ones((8, 8, 1, 1), np.float32), "w")
+    nodes = [onnx.helper.make_node("Conv", ["x", "w"], ["c"]), onnx.helper.make_node("Add", ["c", "y"], ["z"])]
+    graph = onnx.helper.make_graph(nodes, "sum", [x, y], [made("z", 1, (2, 8, 6, 6))], [weight])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 16)], ir_version=8), path)
+    return str(path)
+
+
+def test_the_images_of_a_file_are_its_own(tmp_path: Path) -> None:
+    file = a_sum(tmp_path / "two.onnx")
+    assert store.images_of("resnet50", 4) == 4
+    assert store.images_of(file, 1) == store.images_of(file, 2) == 2
+    assert store.images_of(f"{file}=3x8x6x6", 1) == 3
+    with pytest.raises(ValueError, match=r"--batch 4: .*two.onnx has 2 images; give .*two.onnx=4x3x224x224"):
+        store.images_of(file, 4)
+
+
+@pytest.mark.slow
+def test_a_file_of_several_inputs_and_images_in_a_layout_of_ones_own(tmp_path: Path) -> None:
+    """aBdc4b has no name in any library: blocks of 4 channels, and columns before rows."""
+    pytest.importorskip("pyarrow")
+    settings = dataclasses.replace(SETTINGS, layouts=("aBdc4b", "NHWC"), samples=3)
+    store.export(tmp_path, [a_sum(tmp_path / "two.onnx")], settings, Here(), lambda text: None)  # type: ignore[arg-type]
+    one = only(tmp_path)
+    assert one.machine["images_count"] == one.graph["settings"]["batch"] == 2
+    assert "-2-images-" in one.run
+    assert set(one.graph["inputs"]) == {"x", "y"}
+    assert {row["dst"] for row in one.tables["candidates"]} >= {"aBdc4b", "acdb"}
+    assert one.graph["coverage"] == dict.fromkeys(schema.TABLES, 1.0)
+    assert "fixed aBdc4b, predicted" in {row["origin"] for row in one.tables["assignments"]}
+
+
+@pytest.mark.slow
+def test_integers_are_exported(model: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("onnxruntime")
+    settings = dataclasses.replace(SETTINGS, layouts=("NHWC",), dtype="int8", samples=3)
+    store.export(tmp_path, [model], settings, Here(), lambda text: None)  # type: ignore[arg-type]
+    one = only(tmp_path)
+    assert "uint8" in {value["dtype"] for value in one.graph["values"]}
+    assert one.graph["coverage"] == dict.fromkeys(schema.TABLES, 1.0)
+    with pytest.raises(ValueError, match="has 2 inputs; give a quantized model"):
+        store.export(tmp_path, [a_sum(tmp_path / "two.onnx")], settings, Here(), lambda text: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

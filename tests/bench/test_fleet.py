@@ -82,6 +82,31 @@ def a_network(path: Path, channels: int) -> Path:
 
 
 @pytest.mark.nightly
+def test_machines_export_networks_and_go_on(scheduler: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    from bench.dataset import store
+
+    networks = [str(a_network(tmp_path / f"net{channels}.onnx", channels)) for channels in (4, 6)]
+    command = ["lab", "--export", str(tmp_path / "set"), "--scheduler", scheduler, "--layouts", "NHWC", "NCHW"]
+    command += ["--quick", "--samples", "2", "--networks"]
+    worker = a_machine(scheduler, "one")
+    try:
+        with distributed.Client(scheduler) as client:
+            client.wait_for_workers(1, timeout=120)
+        assert main([*command, networks[0]]) == 0
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*.parquet")}
+        assert main([*command, *networks]) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+    found = [*store.kept(tmp_path / "set")]
+    assert sorted(one.network for one in found) == ["net4", "net6"]
+    assert len({one.run for one in found}) == 1  # records of one machine differ by their dates alone
+    assert all(path.stat().st_mtime_ns == at for path, at in before.items())
+    assert all(share == 1 for one in found for share in one.graph["coverage"].values())
+
+
+@pytest.mark.nightly
 def test_a_machine_that_disappears_loses_its_case_which_runs_again(scheduler: str, tmp_path: Path) -> None:
     """Two workers of one kind, and one of another kind; one of the two is killed while it measures."""
     other = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
