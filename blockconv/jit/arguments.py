@@ -58,7 +58,7 @@ _A = TypeVar("_A", bound="Arguments")
 class Word:
     """One int64 of a block; see `word`."""
 
-    def __init__(self, meaning: str, unit: str, default: int | None = None) -> None:
+    def __init__(self, meaning: str, unit: str, default: Any = None) -> None:
         self.meaning, self.unit, self.default = meaning, unit, default
         self.name, self.first = "", 0  # the field's name, and its first word in the block
         self.size: int | None = 1  # in words; None: as many as there are
@@ -116,7 +116,7 @@ class Blocks(Word):
         return itertools.chain.from_iterable(given)
 
 
-def word(meaning: str, unit: str = "", default: int | None = None):
+def word(meaning: str, unit: str = "", default: Any = None):
     """Declare a word of a block.
 
     meaning: what it is. unit: what it counts, where it has one: bytes, elements, channels, rows, an address, the
@@ -190,7 +190,7 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
     address: int  # of a view, in kernels
     nbytes: ClassVar[int] = 0
     fields: ClassVar[dict[str, Word]] = {}
-    defaults: ClassVar[dict[str, int]] = {}
+    defaults: ClassVar[dict[str, Any]] = {}
     is_open: ClassVar[bool] = False
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eltwise_lab import LAYOUTS, available, check, rows, sliced
+from eltwise_lab import LAYOUTS, available, check, of_channels, rows, sliced
 from resize_oracle import resized
 from storage_oracle import Array
 
@@ -77,7 +77,8 @@ def native(op: str, problem: Any, layout: str, dst: str | None = None, **options
 def run(op: str, problem: Any, layout: str, given: list[Array], wanted: Array, **options: Any) -> None:
     """Run all kernels, with operands that lie in the layout; constants of channels are dense."""
     native(op, problem, layout, options.get("dst"))
-    operands = [(x, layout if x.ndim == 4 else "") for x in given]
+    dense = of_channels if op == "affine" else lambda x, layout: (x, "")
+    operands = [(x, layout) if x.ndim == 4 else dense(x, layout) for x in given]
     check(op, problem, layout, operands, wanted, threads=2, **options)
 
 

@@ -43,6 +43,11 @@ def place(logical: Array, layout: str, dirt: object) -> Array:
     return stored(logical, layout, dirt)
 
 
+def of_channels(x: Array, layout: str) -> tuple[Array, str]:
+    """A dense operand with an element for each channel, up to the end of a block; those beyond are not used."""
+    return np.pad(x, (0, -len(x) % Layout(layout).blocks[1]), constant_values=77), ""
+
+
 def check(
     op: str, problem: Any, layout: str, operands: Sequence[tuple[Array, str]], wanted: Array, *,
     dst: str | None = None, exact: bool = True, tolerance: float = 1e-6, threads: int = 1, in_place: int | None = None,

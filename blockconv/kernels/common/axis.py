@@ -15,7 +15,7 @@ from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.walk import padded_channels
-from blockconv.runtime import Buffer, Launch
+from blockconv.runtime import Launch
 
 MULTIPLY_ADDS = 60.0  # time of a vector of results, in multiply-adds
 
@@ -92,53 +92,34 @@ def walked_axis(request: Request, axis: int, given: Quantizations = None, gather
     layout, shape, element, m = request.dst, request.problem.shape, request.types.src, request.machine
     itemsize, lanes, size = element.itemsize, m.lanes(element.computed.itemsize), shape[axis]
     axes = [a for a in layout.axes(shape) if a.dim == axis]
-    across = axes[-1].stride != 1
-    common: dict[str, Any] = {
-        "src": Buffer(0),
-        "dst": Buffer(1),
-        "size": size,
-        "own": 0,
-        **element_words(element, given),
-        "blocks": padded_channels(layout, shape),
-    }
-    if across:
-        apart = axes[0].stride
-        args = AxisArgs(
-            outer_stride=size * apart * itemsize,
-            inner=apart,
-            inner_stride=itemsize,
-            extent=1,
-            stride=apart * itemsize,
-            tail=0,
-            gathered=0,
-            **common,
-        )
-        outer = layout.size(shape) // (size * apart)
-        return WalkedAxis(args, element, lanes, ACROSS, outer * -(-apart // lanes), request.threads)
     along = fused(Loop(a.size, (a.stride * itemsize,)) for a in axes if a.size > 1)
-    stride, extent = (along[0].src, along[1].size) if len(along) > 1 else (0, size)
+    direction = ACROSS if axes[-1].stride != 1 else ALONG_BLOCKS if len(along) > 1 else ALONG
+    extent = 1 if direction == ACROSS else along[-1].size if direction == ALONG_BLOCKS else size
     outer, inner = positions(layout, shape, axis, itemsize)
-    is_cut = len(along) > 1 and extent % m.lanes(max(itemsize, 4)) > 0
+    is_cut = direction == ALONG_BLOCKS and extent % m.lanes(max(itemsize, 4)) > 0
     args = AxisArgs(
         outer_stride=outer.src,
         inner=inner.size,
         inner_stride=inner.src,
+        size=size,
         extent=extent,
-        stride=stride,
+        stride=along[0].src if direction != ALONG and along else 0,
         tail=layout.padded_shape(shape)[axis] - size,
         gathered=int(is_cut and gathers and size * itemsize <= m.second_level_cache // 4),
-        **common,
+        own=0,
+        **element_words(layout, shape, element, given),
     )
-    direction = ALONG_BLOCKS if len(along) > 1 else ALONG
-    return WalkedAxis(args, element, lanes, direction, math.prod(shape) // size, request.threads)
+    tasks = outer.size * -(-inner.size // lanes) if direction == ACROSS else math.prod(shape) // size
+    return WalkedAxis(args, element, lanes, direction, tasks, request.threads)
 
 
-def element_words(element: ElementType, given: Quantizations) -> dict[str, Any]:
-    """The words of arguments for padding and quantizations."""
+def element_words(layout: Layout, shape: tuple[int, ...], element: ElementType, given: Quantizations) -> dict[str, Any]:
+    """The words of arguments for the padding of a destination, and for quantizations."""
     plain = None if element.is_float else Quantization(1.0)
     src, dst = given or (plain, plain)
     zero = element.bits(0 if dst is None else dst.zero_point)
-    return {"zero": zero, "integers": conversion_words((element, element), (src, dst))}
+    integers = conversion_words((element, element), (src, dst))
+    return {"blocks": padded_channels(layout, shape, zero), "integers": integers}
 
 
 def cost(request: Request) -> float:

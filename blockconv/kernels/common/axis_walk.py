@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
-from blockconv.jit.ir import const, counted, emitted, store_bits
+from blockconv.jit.ir import const, counted, emitted
 from blockconv.kernels.common.conversion import ConversionArguments, read_and_written
-from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
+from blockconv.kernels.common.copies import fill_elements, gather_blocks, scatter_blocks
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.common.walk import PaddedChannels, is_missing
+from blockconv.kernels.common.walk import PaddedChannels, zero_missing
 
 ALONG, ALONG_BLOCKS, ACROSS = range(3)  # directions
 PARTIAL = 64  # vectors of a partial sum: errors grow with the number of additions to it, and to the total
@@ -39,7 +39,6 @@ class AxisArgs(Operands):
     tail = word("elements that the last block lacks, to be zeros in the destination", "elements")
     gathered = word("whether blocks are no whole vectors: then they are computed in a contiguous copy", "0 or 1")
     own = word("from the scratch to the memory of the body", "bytes")
-    zero = word("what results of channels, or elements, that do not exist become", "bits of an element")
     integers = group(ConversionArguments, "what elements of 8 bits stand for")
     blocks = group(PaddedChannels, "across positions")
 
@@ -247,8 +246,7 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
             if in_blocks and a.gathered:
                 scatter_blocks(dst, scratch, size * itemsize, extent * itemsize, stride)
             end = dst + last_extent * stride + (size - last_extent * extent) * itemsize
-            for k in range(a.tail):
-                store_bits(end + k * itemsize, a.zero, itemsize)
+            fill_elements(itemsize, end, a.tail, a.blocks.zero)
 
     def over_positions(args, first, last, scratch):
         a = held(AxisArgs(args))
@@ -261,9 +259,7 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
             number, left, own = outer * inner + position, inner - position, scratch + a.own
             run(AxisRun(a.src + at, a.dst + at, size, 1, size, stride, number, at, left, own, args))
             outer, following = (outer, position + lanes) if left > lanes else (outer + 1, 0)
-            for k in range(min(lanes, left) if a.blocks.channels else 0):
-                if is_missing(a.blocks, at // itemsize + k):
-                    for j in range(size):
-                        store_bits(a.dst + at + k * itemsize + j * stride, a.zero, itemsize)
+            for j in range(size if a.blocks.valid else 0):
+                zero_missing(a.blocks, a.dst, (at + j * stride) // itemsize, min(lanes, left), itemsize)
 
     return over_positions if across else along

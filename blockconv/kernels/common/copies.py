@@ -1,9 +1,12 @@
 """Copies of bytes inside kernels."""
 
 from blockconv import jit
+from blockconv.core import target
+from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import fill_memory, load_i64, move, store_bits, store_repeated
+from blockconv.jit.ir import const, counted, emitted, fill_memory, load_i64, move, store_bits, store_repeated
 from blockconv.kernels.common.tile import LINE
+from blockconv.kernels.common.vectors import Vectors
 
 
 def copy_bytes(dst, src, size, widths=(64, 16, 4)):
@@ -85,6 +88,19 @@ def fill_pixels(dst, pixels, size, fill):
     else:
         for at in range(0, pixels * size, width):
             store_repeated(dst + at, fill, width)
+
+
+@emitted
+def fill_elements(builder, itemsize: int, dst, count, bits) -> None:
+    """Write `count` elements of these bits, if there are any."""
+    v = Vectors(builder, Types.bits(itemsize).src, target.isa().vector_bytes // itemsize)
+    value, whole = (
+        v.splat(builder.trunc(bits, v.element) if itemsize < 8 else bits),
+        builder.sdiv(count, const(v.lanes)),
+    )
+    with counted(builder, whole) as n:
+        v.store(value, dst + n * v.bytes)
+    v.store_below(value, dst + whole * v.bytes, count - whole * v.lanes)
 
 
 class FillArgs(Arguments):

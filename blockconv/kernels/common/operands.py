@@ -5,10 +5,10 @@ from blockconv.runtime.launcher import Buffer
 
 
 class Operands(Arguments):
-    """The source and the destination of an op."""
+    """The source and the destination of an op. If an op has no others, they are its buffers."""
 
-    src = word("the source", "address")
-    dst = word("the destination", "address")
+    src = word("the source", "address", Buffer(0))
+    dst = word("the destination", "address", Buffer(1))
 
 
 class PoolOperands(Operands):
@@ -28,7 +28,7 @@ class ConvOperands(Operands):
 
 SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
 CONV = ConvOperands(src=SRC, wei=WEI, bia=BIA, dst=DST, residual=RES, activation=ACT)
-POOL = PoolOperands(src=Buffer(0), dst=Buffer(1), idx=Buffer(2))
+POOL = PoolOperands(idx=Buffer(2))
 
 
 def conv_operands(residual: bool) -> ConvOperands:

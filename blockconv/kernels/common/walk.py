@@ -14,13 +14,14 @@ A last block of channels that has a tail is a case of its own: see `Walk.block`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.ir import copy_memory, store_bits
+from blockconv.kernels.common.copies import fill_elements
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.runtime import Buffer
@@ -82,23 +83,34 @@ class WalkArgs(Arguments):
 class PaddedChannels(Arguments):
     """The blocks of channels of a storage."""
 
-    channels = word("channels that exist, where the last block has a tail; else 0")
+    valid = word("channels of the last block that exist, where others do not; else 0")
     block = word("channels in a block")
     stride = word("from a block to the next", "elements")
     count = word("blocks")
+    zero = word("what channels that do not exist become", "bits of an element")
 
 
-def padded_channels(layout: Layout, shape: Shape) -> PaddedChannels:
+def padded_channels(layout: Layout, shape: Shape, zero: int = 0) -> PaddedChannels:
     """The words of `PaddedChannels`."""
-    axis = next((axis for axis in layout.axes(shape) if axis.dim == 1), None)
-    if axis is None or layout.padded_shape(shape) == shape:
-        return PaddedChannels(channels=0, block=1, stride=1, count=1)
-    return PaddedChannels(channels=shape[1], block=axis.step, stride=axis.stride, count=axis.size)
+    axis, valid = next((axis for axis in layout.axes(shape) if axis.dim == 1), None), 0
+    if axis is None or not (valid := shape[1] % axis.step):
+        return PaddedChannels(valid=0, block=1, stride=1, count=1, zero=zero)
+    return PaddedChannels(valid=valid, block=axis.step, stride=axis.stride, count=axis.size, zero=zero)
 
 
-def is_missing(blocks, index):
-    """Whether the element at this index of a storage is of a channel that does not exist. blocks: `PaddedChannels`."""
-    return index // blocks.stride % blocks.count * blocks.block + index % blocks.block >= blocks.channels
+def zero_missing(blocks, dst, first, count, itemsize):
+    """Zero the channels that do not exist, among `count` elements of a storage at `dst`, from number `first` on."""
+    if blocks.valid:
+        at, end = first, first + count
+        while at < end:
+            number = at // blocks.stride
+            after = min(end, number * blocks.stride + blocks.stride)
+            if number % blocks.count == blocks.count - 1:
+                for start in range(at - at % blocks.block, after, blocks.block):
+                    begin = max(at, start + blocks.valid)
+                    missing = min(after, start + blocks.block) - begin
+                    fill_elements(itemsize, dst + begin * itemsize, missing, blocks.zero)
+            at = after
 
 
 def begin_of(a, task, arrays, to):
@@ -122,9 +134,8 @@ def begin_of(a, task, arrays, to):
     return min(a.task_size, a.extent - start), min(a.task_rows, rows.size - begin), channel
 
 
-def repeat(to, values, nbytes, there, total):
-    """Write `nbytes` bytes again and again: the first `there` of them are at `values`, and no others are read."""
-    copy_memory(to, values, there)
+def repeat(to, nbytes, total):
+    """Write the first `nbytes` of `total` bytes again and again."""
     done = nbytes
     while done < total:
         copy_memory(to + done, to, min(done, total - done))
@@ -135,15 +146,14 @@ def write_mask(mask, total, block, valid, itemsize):
     """Write `total` bytes, in blocks: all ones in each block's first `valid` elements, which exist, zeros in others."""
     for j in range(block):
         store_bits(mask + j * itemsize, -1 if j < valid else 0, itemsize)
-    repeat(mask, mask, block * itemsize, 0, total)
+    repeat(mask, block * itemsize, total)
 
 
 @dataclass(frozen=True)
 class Walk:
-    """The extents of a storage, or of some images of it. Strides are in elements, the destination's first.
+    """The extents of a storage. Strides are in elements, the destination's first.
 
     elements, rows, loops: over the elements of an extent, over extents, and around these, outermost first.
-    begin: the offsets of the first element.
     repeats: for each operand the elements after which it repeats in an extent: 1 for a single one, `inner` for several,
         0 if it does not repeat.
     inner: those elements, where there are several.
@@ -156,7 +166,6 @@ class Walk:
     elements: Loop
     rows: Loop
     loops: tuple[Loop, ...]
-    begin: tuple[int, ...]
     repeats: tuple[int, ...]
     inner: int
     period: int
@@ -165,16 +174,31 @@ class Walk:
     lanes: int
 
     @staticmethod
-    def of(layout: Layout, shape: Shape, operands: Sequence[Shape | None], lanes: int) -> list[Walk]:
-        """The walks of images in whole blocks, and in the last block where it is not full.
+    def of(layout: Layout, shape: Shape, operands: Sequence[Shape | None], lanes: int) -> Walk:
+        """The walk of a storage without missing images, and with at least one element.
 
-        operands: their shapes in the same layout, 1 along axes where they are broadcast. None: an element for each
-            channel that exists; channels that fill up a block have none.
+        operands: their shapes in the same layout, 1 along axes where they are broadcast. None: a dense array with an
+            element for each channel, up to the end of the last block.
         """
-        count, block = (shape[0], layout.blocks[0]) if shape else (1, 1)
-        whole = count // block * block
-        images = (range(whole), range(whole, count)) if 0 not in shape else ()
-        return [_walk(layout, shape, operands, some, lanes) for some in images if some]
+        ragged = layout.is_blocked and bool(shape[1] % layout.blocks[1])
+        loops = fused(_loops(layout, shape, operands), alone=lambda loop: ragged and _channels(loop) > 0)
+        once = Loop(1, (0,) * (1 + len(operands)))
+        elements = loops.pop() if loops else replace(once, strides=(1, *once.strides[1:]))
+        inner, rows = elements.size, loops.pop() if loops else once
+        repeats = [1 - stride for stride in elements.strides[1:]]
+        valid, block = (*shape, 1, 1)[1], layout.blocks[1] if ragged else 1
+        period, whole, size = math.lcm(lanes, block), math.lcm(inner, lanes, block), inner * rows.size
+        fits = lanes % inner == 0 or whole <= min(LONGEST * lanes, size)
+        pairs = [*zip(elements.strides, rows.strides, strict=True)]
+        one = all(there == here * inner or (here and not there) for here, there in pairs) and rows.size > 1
+        if one and fits and not (ragged and _channels(rows)):
+            repeats = [
+                inner if here and not there else one for (here, there), one in zip(pairs[1:], repeats, strict=True)
+            ]
+            kept, period = tuple(0 if here and not there else here for here, there in pairs), whole
+            elements, rows = Loop(size, kept), loops.pop() if loops else once
+        period *= -(-AT_ONCE * lanes // period)
+        return Walk(elements, rows, tuple(loops), tuple(repeats), inner, period, valid, block, lanes)
 
     @property
     def extents(self) -> int:
@@ -197,8 +221,8 @@ class Walk:
         size = max(1, nbytes // (itemsize * unit)) * unit
         rows = max(1, min(self.rows.size, nbytes // (extent * itemsize)))
         size_tasks, row_tasks = -(-extent // size), -(-self.rows.size // rows)
-        each = zip(buffers, self.begin, self.elements.strides, sizes, (0, *self.repeats), strict=True)
-        places = [Place(at=Buffer(n, at * size), step=step * size, inner=k) for n, at, step, size, k in each]
+        each = zip(buffers, self.elements.strides, sizes, (0, *self.repeats), strict=True)
+        places = [Place(at=Buffer(n), step=step * size, inner=k) for n, step, size, k in each]
         words = {
             "arrays": places + places[-1:] * (MOST_ARRAYS - len(places)),
             "extent": extent,
@@ -219,48 +243,18 @@ class Walk:
         return WalkLoop(size=loop.size, channels=_channels(loop) if self.block > 1 else 0, strides=strides)
 
 
-def _walk(layout: Layout, shape: Shape, operands: Sequence[Shape | None], images: range, lanes: int) -> Walk:
-    ragged = layout.is_blocked and bool(shape[1] % layout.blocks[1])
-    every, begin = _loops(layout, shape, operands, images)
-    loops = fused(every, alone=lambda loop: ragged and _channels(loop) > 0)
-    once = Loop(1, (0,) * len(begin))
-    # A block of images that is not full may have no two contiguous images.
-    elements = loops.pop() if loops and loops[-1].strides[0] == 1 else replace(once, strides=(1, *once.strides[1:]))
-    inner, rows = elements.size, loops.pop() if loops else once
-    repeats = [1 - stride for stride in elements.strides[1:]]
-    valid, block = (*shape, 1, 1)[1], layout.blocks[1] if ragged else 1
-    period, whole, size = math.lcm(lanes, block), math.lcm(inner, lanes, block), inner * rows.size
-    fits = lanes % inner == 0 or whole <= min(LONGEST * lanes, size)
-    pairs = [*zip(elements.strides, rows.strides, strict=True)]
-    one = all(there == here * inner or (here and not there) for here, there in pairs) and rows.size > 1
-    if one and fits and not (ragged and _channels(rows)):
-        repeats = [inner if here and not there else one for (here, there), one in zip(pairs[1:], repeats, strict=True)]
-        kept, period = tuple(0 if here and not there else here for here, there in pairs), whole
-        elements, rows = Loop(size, kept), loops.pop() if loops else once
-    period *= -(-AT_ONCE * lanes // period)
-    return Walk(elements, rows, tuple(loops), begin, tuple(repeats), inner, period, valid, block, lanes)
-
-
-def _loops(
-    layout: Layout, shape: Shape, operands: Sequence[Shape | None], images: range
-) -> tuple[list[Loop], tuple[int, ...]]:
-    """The storage's axes that have more than one element, outermost first, and where the first image begins."""
+def _loops(layout: Layout, shape: Shape, operands: Sequence[Shape | None]) -> Iterator[Loop]:
+    """The storage's axes that have more than one element, outermost first."""
     others = [None if one is None else layout.axes(one) for one in operands]
-    loops, begin = [], [0] * (1 + len(operands))
     for k, axis in enumerate(layout.axes(shape)):
-        strides, size = [axis.stride], axis.size
+        strides = [axis.stride]
         for one, other in zip(operands, others, strict=True):
             if one is None or other is None:
                 strides.append(axis.step if axis.dim == 1 else 0)
             else:
                 strides.append(0 if one[axis.dim] == 1 != shape[axis.dim] else other[k].stride)
-        if axis.dim == 0:
-            number = images.start // axis.step % size
-            begin = [at + number * stride for at, stride in zip(begin, strides, strict=True)]
-            size = min(size, -(-len(images) // axis.step))
-        if size > 1:
-            loops.append(Loop(size, tuple(strides), axis.dim, axis.step))
-    return loops, tuple(begin)
+        if axis.size > 1:
+            yield Loop(axis.size, tuple(strides), axis.dim, axis.step)
 
 
 def _channels(loop: Loop) -> int:

@@ -2,7 +2,7 @@
 
 from blockconv import jit
 from blockconv.jit.arguments import table, word
-from blockconv.jit.ir import stack_memory
+from blockconv.jit.ir import copy_memory, stack_memory
 from blockconv.kernels.common.requantize import QuantizationArguments
 from blockconv.kernels.common.walk import (
     AT_ONCE,
@@ -36,7 +36,7 @@ def eltwise(form: EltwiseForm):
     ways = (EACH, form.first, form.second, form.third)
     sizes = (*(type.itemsize for type in (form.written, *form.operands)), 0, 0)[:MOST_ARRAYS]
     arrays, itemsize, most = 1 + len(form.operands), sizes[0], (LONGEST + AT_ONCE) * form.lanes * max(sizes)
-    group, bounded, repeated = AT_ONCE * form.lanes, int(form.op == "affine"), int(REPEATED in ways)
+    group, repeated = AT_ONCE * form.lanes, int(REPEATED in ways)
 
     def kernel(args, first, last, scratch):
         a = EltwiseArgs(args)
@@ -55,18 +55,17 @@ def eltwise(form: EltwiseForm):
                 write_mask(written, total * itemsize, block, a.valid % block, itemsize)
                 is_masked = 1
             # Extents that have one mask, and whose operands are read in place, are computed together.
-            apart = extents if is_written or (missing and (bounded or rows.channels)) else 1
+            apart = extents if is_written or (missing and rows.channels) else 1
             for row in range(apart):
                 exist = valid - row * rows.channels
                 for k in range(arrays):
                     at, size, to = here[k].at, sizes[k], written + most * k
                     cut[k].at, cut[k].step, cut[k].inner = at, here[k].step, a.arrays[k].inner
                     here[k].at = at + here[k].step
-                    # Scales and shifts have no memory for channels that do not exist.
-                    there = min(inner, exist) if bounded and k > 1 and exist < block else inner
-                    if (ways[k] == REPEATED and is_written) or there < inner:
+                    if ways[k] == REPEATED and is_written:
                         if at != held[k].at:
-                            repeat(to, at, inner * size, there * size, total * size if ways[k] == REPEATED else 0)
+                            copy_memory(to, at, inner * size)
+                            repeat(to, inner * size, total * size)
                             held[k].at = at
                         cut[k].at = to
                 times, words = 1 if apart > 1 else extents, a.quantizations.address

@@ -4,9 +4,9 @@ Nothing moves, so kernels take any layout's storage in memory order: operands ha
 element along axes where they are broadcast. `Walk` has the loops. An op is an expression of its operands, for every
 type. Padding channels become zero, whatever they held, and whatever the op makes of zero.
 
-Buffers: the operands, the destination. The destination may be an operand of its own shape. affine: source, scale (C),
-shift (C), which are float32 for narrower types. where: booleans, and two operands. Types: the source's type is the
-operands', the destination's type is the result's.
+Buffers: the operands, the destination. The destination may be an operand of its own shape. affine: source, scale and
+shift of each channel, up to the end of a block, which are float32 for narrower types. where: booleans, and two
+operands. Types: the source's type is the operands', the destination's type is the result's.
 Options of the primitive: activation, an `Activation` that follows (for the op "activation": the one that is meant); for
 8-bit integers, quantizations: of the operands and of the destination, in the order of the buffers. Results are as if
 integers were dequantized, and the result quantized. A destination's padding then is its zero point. Without, arithmetic
@@ -58,7 +58,9 @@ class Elementwise:
         quantizations: tuple[Quantization, ...] | None = None,
         table: bytes = b"",
     ) -> None:
-        p, types = request.problem, request.types
+        p, types, images = request.problem, request.types, request.dst.padded_shape(request.problem.dst_shape)[:1]
+        if images != p.dst_shape[:1]:  # those that do not exist are computed, and filled afterwards
+            p = p.of_images(*images)
         self.op, self.request, self.activation, self.table = p.kind, request, activation, table
         self.quantizations, self.shape = quantizations, p.dst_shape
         computes = p.kind in ("activation", "affine") or quantizations is not None or not activation.is_identity
@@ -72,17 +74,13 @@ class Elementwise:
         self.lanes = request.machine.lanes(max(held))
 
     @functools.cached_property
-    def walks(self) -> list[Walk]:
+    def walk(self) -> Walk:
         return Walk.of(self.request.dst, self.shape, self.shapes, self.lanes)
 
     def launches(self) -> list[Launch]:
-        layout, dst = self.request.dst, self.request.types.dst
-        zero = self.quantizations[-1].zero_point if self.quantizations else 0
-        made = [self._launch(walk) for walk in self.walks]
-        return made + fill_images(layout, self.shape, dst.itemsize, len(self.shapes), zero) if made else []
-
-    def _launch(self, walk: Walk) -> Launch:
-        types, count, act = self.request.types, len(self.shapes), self.activation
+        if 0 in self.shape:
+            return []
+        walk, types, count, act = self.walk, self.request.types, len(self.shapes), self.activation
         sizes = [types.dst.itemsize, *(type.itemsize for type in self.operands)]
         words, tasks, chunk = walk.tasks((count, *self.order), sizes, self.request.threads)
         given = [self._quantization(-1, types.dst), *map(self._quantization, self.order, self.operands)]
@@ -92,7 +90,9 @@ class Elementwise:
         src, dst = (self._held(type).code for type in (types.src, types.dst))
         form = EltwiseForm(KINDS.index(self.op), src, dst, int(self.real), act.kind, walk.lanes, first, second, third)
         table = np.frombuffer(self.table, np.int64) if self.table else np.array(activation_arguments(act), np.int64)
-        return Launch(eltwise(form), args, tasks, chunk, table=table)
+        zero, shape = self.quantizations[-1].zero_point if self.quantizations else 0, self.request.problem.dst_shape
+        filled = fill_images(self.request.dst, shape, types.dst.itemsize, count, zero)
+        return [Launch(eltwise(form), args, tasks, chunk, table=table), *filled]
 
     def _quantization(self, number: int, type: ElementType) -> QuantizationArguments:
         """The words of a buffer of the operands, or of the destination, -1."""
@@ -110,10 +110,9 @@ class Elementwise:
         """The arrays at the speed of memory; or the time of the code, if it is longer."""
         m, layout, types = self.request.machine, self.request.dst, self.request.types
         elements = layout.size(self.shape)
-        read = [
-            0 if one is None else layout.size(one) * t.itemsize
-            for one, t in zip(self.shapes, self.operands, strict=True)
-        ]
+        read = (
+            layout.size(one) * t.itemsize for one, t in zip(self.shapes, self.operands, strict=True) if one is not None
+        )
         cycles = 0.0
         if self.op == "lookup":
             # Two permutations and a choice, three instructions for each of 16 shuffles, or three for each byte.
@@ -121,9 +120,8 @@ class Elementwise:
         elif types.dst != computed_type(self.op, types.dst, self.real):
             cycles = self.shapes.count(self.shape) * DEQUANTIZED_CYCLES + QUANTIZED_CYCLES
         # Each extent begins anew, with vectors that may not be full.
-        each = ((walk.extents, -(-walk.elements.size // walk.lanes)) for walk in self.walks)
-        cycles *= elements / self.lanes
-        cycles += sum(extents * (EXTENT_CYCLES + vectors * VECTOR_CYCLES) for extents, vectors in each)
+        vectors = -(-self.walk.elements.size // self.lanes)
+        cycles = cycles * elements / self.lanes + self.walk.extents * (EXTENT_CYCLES + vectors * VECTOR_CYCLES)
         return self.request.seconds(sum(read), elements * types.dst.itemsize, cycles * m.cycle_seconds())
 
 

@@ -9,6 +9,7 @@ from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, table, word
 from blockconv.jit.ir import copy_memory, fetch_add, fill_memory, load_i64, store_i64
 from blockconv.kernels.common.numbers import number_at, put_number
+from blockconv.kernels.common.operands import Operands
 
 SCATTERS: tuple[ScatterKind, ...] = get_args(ScatterKind)
 SCANS: tuple[ScanKind, ...] = get_args(ScanKind)
@@ -133,11 +134,9 @@ def combined(total, x, how):
     return x if x < total else total
 
 
-class AxisLinesArgs(Arguments):
+class AxisLinesArgs(Operands):
     """All lines of row-major data along one axis. A task is a line."""
 
-    src = word("the source", "address")
-    dst = word("the destination", "address")
     size = word("of a line", "elements")
     inner = word("lines that are inside of the axis: from an element of a line to the next", "elements")
     count = word("results of a line")

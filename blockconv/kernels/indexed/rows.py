@@ -9,7 +9,7 @@ top: source, destination. Types: the source's type is the data's, the weights' t
 import math
 
 from blockconv.core.checks import MOST_DIMENSIONS
-from blockconv.core.types import NUMBERS, UNSIGNED, ElementType
+from blockconv.core.types import NUMBERS, Types
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import chunk_of
@@ -63,14 +63,14 @@ def _gather(request: Request) -> list[Launch]:
 def _scatter(request: Request, kind: str = "none") -> list[Launch]:
     args = _index_args(request, items=Buffer(2), dst=Buffer(3), outside=Buffer(4))
     # A plain copy is the same for all types of one size.
-    code = request.types.src.code if kind != "none" else ElementType("", UNSIGNED, request.types.src.itemsize).code
+    code = request.types.src.code if kind != "none" else Types.bits(request.types.src.itemsize).src.code
     return [Launch(scatter_at(request.types.wei.code, code, SCATTERS.index(kind)), args, 1)]
 
 
 def _lines(request: Request, count: int) -> tuple[AxisLinesArgs, int, int]:
     """(args, tasks, how many are taken at a time)."""
     outer, size, inner = request.problem.lines
-    args = AxisLinesArgs(src=Buffer(0), dst=Buffer(1), size=size, inner=inner, count=count)
+    args = AxisLinesArgs(size=size, inner=inner, count=count)
     return args, outer * inner, chunk_of(outer * inner, size * request.types.src.itemsize, request.threads)
 
 

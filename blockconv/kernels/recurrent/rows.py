@@ -37,7 +37,6 @@ def _launches(request: Request) -> list[Launch]:
         return []
     (groups, images), (blocks, others) = _groups(p, request.threads), _blocks(p)
     args = RecurrentArgs(
-        src=Buffer(0),
         states=Buffer(1),
         weight=Buffer(2),
         bias=Buffer(3),

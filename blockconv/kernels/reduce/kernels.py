@@ -3,9 +3,8 @@
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, table, word
-from blockconv.jit.ir import store_bits
 from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.common.walk import PaddedChannels, is_missing
+from blockconv.kernels.common.walk import PaddedChannels, zero_missing
 from blockconv.kernels.reduce.codegen import Summands, begin_sums, divide, sum_of_rows, summed_type
 
 LOOPS = 3  # of one sort, kept or reduced, that six dimensions make
@@ -36,19 +35,12 @@ class MeanArgs(Operands):
     reduced = table(MeanLoop, LOOPS, "axes that are summed, outermost first")
 
 
-def _zero_missing(a, first, count, itemsize):
-    """Zero the means of channels that do not exist, among `count` means from number `first` on."""
-    for index in range(first, first + count):
-        if is_missing(a.blocks, index):
-            store_bits(a.dst + index * itemsize, 0, itemsize)
-
-
 @jit.kernel
-def reduce_mean(element, lanes, vectors, period, ragged, how, folds):
+def reduce_mean(element, lanes, vectors, period, how, folds):
     """A task is a segment of neighbouring means, of one step of the kept loops after another. Scratch: their sums.
 
     vectors: of a row that are summed at once. period: elements of a row, where several rows make a vector; else 0.
-    ragged: some results are of channels that do not exist. how: a `Combine`.
+    how: a `Combine`.
     folds: a row holds lines, each of another summed axis. Rows are summed first, `WIDE` vectors at once, then each line
         of their sum, which `vectors` and `period` are for. Scratch: the sums of a line, then of the rows.
     """
@@ -100,7 +92,6 @@ def reduce_mean(element, lanes, vectors, period, ragged, how, folds):
                     means *= of_means
                 else:
                     quotients(scratch, float(a.count), a.dst + result * itemsize, count)
-                if ragged:
-                    _zero_missing(a, result, means, itemsize)
+                zero_missing(a.blocks, a.dst, result, means, itemsize)
 
     return kernel

@@ -28,7 +28,7 @@ from blockconv.kernels.common.walk import padded_channels
 from blockconv.kernels.reduce.codegen import Combine, rows_at_once, summed_type
 from blockconv.kernels.reduce.kernels import LOOPS, WIDE, MeanArgs, MeanLoop, reduce_mean
 from blockconv.kernels.table import same_layout_row
-from blockconv.runtime import Buffer, Launch
+from blockconv.runtime import Launch
 
 HOW = {"mean": Combine.ADD, "sum": Combine.ADD, "max": Combine.MAX, "min": Combine.MIN, "prod": Combine.MUL}
 
@@ -106,8 +106,6 @@ def _launches(request: Request) -> list[Launch]:
     args = fill(
         MeanArgs,
         at,
-        src=Buffer(0),
-        dst=Buffer(1),
         count=at.divisor,
         segment=segment,
         run=run,
@@ -116,7 +114,7 @@ def _launches(request: Request) -> list[Launch]:
         kept=kept,
         reduced=summed,
     )
-    form = element.code, lanes, at.vectors, at.period, int(args.blocks.channels > 0), HOW[p.kind], int(at.line > 0)
+    form = element.code, lanes, at.vectors, at.period, HOW[p.kind], int(at.line > 0)
     scratch = (-(-segment // at.width) * at.width + at.vectors * lanes * (at.line > 0)) * held
     return [Launch(reduce_mean(*form), args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)]
 

@@ -5,6 +5,7 @@ from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import load_bits, move, prefetch, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
 from blockconv.kernels.common.copies import copy_pixels
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.transposed_tile import (
     BOUNCE,
     LINE,
@@ -31,14 +32,12 @@ class CopyPart(Arguments):
     action = word("COPY, FILL, or ZERO; of a row and an extent the larger one counts")
 
 
-class CopyArgs(Arguments):
+class CopyArgs(Operands):
     """A copy of all extents of each column of each row. A task is some extents of some columns of a row.
 
-    Some columns are copied, and the others, around these, are filled.
+    Some columns are copied, and the others, around these, are filled. The source begins with the first that is copied.
     """
 
-    src = word("the first column that is copied", "address")
-    dst = word("the first column", "address")
     parts = word("a `CopyPart` for each extent, then one for each row", "address")
     fill = word("what filled elements are", "bits of an element")
     zero = word("what elements are that do not exist in the destination", "bits of an element")

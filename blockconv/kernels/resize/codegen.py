@@ -11,14 +11,14 @@ from blockconv.kernels.common.vectors import Vectors
 
 UNROLLED = 4  # vectors of sums that share one read of a tap's offset and weight
 TAP = 16  # bytes: an offset and a weight
-ANY, COPIED, BLENDED = range(3)  # taps that code is compiled for
+ANY_NUMBER, COPIED, BLENDED = range(3)  # taps that code is compiled for
 
 
 class ColumnForm(NamedTuple):
     """The form of the columns of a row; kernels are compiled for it.
 
-    taps: of each row and column. `COPIED`: the only one is copied. `BLENDED`: two, whose weights add up to 1. `ANY`:
-        their number is known at run time.
+    taps: of each row and column. `COPIED`: the only one is copied. `BLENDED`: two, whose weights add up to 1.
+        `ANY_NUMBER`: their number is known at run time.
     lanes: of a vector.
     inner: elements of a pixel, which is made of few vectors; 0: any number.
     part: if not 0, vectors of the row's elements are sums, whatever pixels they are of. They are read in parts of so
@@ -62,7 +62,7 @@ def sums_of_rows(src: ElementType, dst: ElementType, lanes: int):
 
     @emitted
     def rows(builder, base, entries, taps, to, count, integers) -> None:
-        _each(read_and_written(builder, src, dst, lanes, integers), ANY, (base, entries, taps), to, count)
+        _each(read_and_written(builder, src, dst, lanes, integers), ANY_NUMBER, (base, entries, taps), to, count)
 
     return rows
 
@@ -76,8 +76,8 @@ def _tap(builder, base, at) -> tuple[Any, Any]:
 def _sum(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, offset, mask: Any | None, number: int = 1) -> None:
     """Store `number` neighbouring vectors of sums, or of copies.
 
-    taps: the address and the weight of each; of `ANY` number, the address from which offsets count, the table, and how
-        many.
+    taps: the address and the weight of each; with `ANY_NUMBER`, the address from which offsets count, the table, and
+        how many.
     """
     v, out = ends
     b = v.b
@@ -87,7 +87,7 @@ def _sum(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, offset, mask: 
         read = [v.load(address + (offset + k * v.bytes), mask) for k in range(number)]
         return read if kind == COPIED else [x * v.splat_float64(weight) for x in read]
 
-    if kind == ANY:
+    if kind == ANY_NUMBER:
         (base, entries, count), slots = taps, v.slots(number, v.zero)
         with counted(b, count) as n:
             for slot, x in zip(slots, values(_tap(b, base, entries + n * TAP)), strict=True):
@@ -173,7 +173,7 @@ def _by_vector(ends: tuple[Vectors, Vectors], form: ColumnForm, line, entries, c
         return held.permuted(v.load(parts[0]), at + 8) if form.near else v.gathered(parts)
 
     def vector(n, start) -> None:
-        if kind == ANY:
+        if kind == ANY_NUMBER:
             (slot,), size = v.slots(1, v.zero), head + held.bytes
             with counted(b, count) as k:
                 at = entries + (n * count + k) * size

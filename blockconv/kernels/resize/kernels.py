@@ -3,10 +3,11 @@
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, held, word
-from blockconv.jit.ir import as_float64, store_bits
+from blockconv.jit.ir import as_float64
 from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import copy_bytes
 from blockconv.kernels.common.operands import Operands
+from blockconv.kernels.common.walk import PaddedChannels, zero_missing
 from blockconv.kernels.resize.codegen import (
     BLENDED,
     COPIED,
@@ -44,28 +45,15 @@ class ResizeArgs(Operands):
     inner = word("in a pixel", "elements")
     parts = word("that a pixel is cut into")
     part = word("in a part, but for the last; a multiple of a block of channels, or the whole pixel", "elements")
-    blocks = word("planes of an image: blocks of channels")
-    block = word("channels in a block")
-    valid = word("channels that exist in the last block; the others are zeroed")
-    block_stride = word("from a block of channels to the next in the destination", "elements")
-    zero = word("what channels that do not exist become", "bits of an element")
+    blocks = group(PaddedChannels, "of the destination")
     integers = group(ConversionArguments, "what elements of 8 bits stand for, where they are blended")
 
 
-def zero_missing(a, dst, count, itemsize):
+def zero_row(a, dst, count, itemsize):
     """Zero the channels that do not exist, among `count` elements of each pixel of a row, the first at `dst`."""
-    if a.valid < a.block:
-        # A row has one block of channels, unless the blocks are inside w.
-        is_one = a.block_stride >= a.ow * a.inner
-        is_last = (dst - a.dst) // itemsize // a.block_stride % a.blocks == a.blocks - 1
-        for k in range(a.ow if is_last or not is_one else 0):
-            start = dst + k * a.inner * itemsize
-            for j in range(count // a.block):
-                at = j * a.block
-                index = (start - a.dst) // itemsize + at
-                if is_one or index // a.block_stride % a.blocks == a.blocks - 1:
-                    for c in range(a.valid, a.block):
-                        store_bits(start + (at + c) * itemsize, a.zero, itemsize)
+    first, is_whole = (dst - a.dst) // itemsize, count == a.inner
+    for k in range(1 if is_whole else a.ow):
+        zero_missing(a.blocks, a.dst, first + k * a.inner, a.ow * count if is_whole else count, itemsize)
 
 
 def position(a, task, parts):
@@ -129,7 +117,7 @@ def resize_rows(element, lanes, form: ColumnForm):
                         else:
                             add_rows(x, row.address, row_taps, to, size, words)
                 add_columns(source, columns, a.column_taps, SummedRow(dst, a.columns, pixel, count), words)
-                zero_missing(a, dst, count, itemsize)
+                zero_row(a, dst, count, itemsize)
             part, plane, k, outer = following(a, parts, part, plane, k, outer)
             if part == 0:
                 results += line
@@ -171,7 +159,7 @@ def resize_pixels(element, lanes):
                     of_right = y
                 to, second = dst + j * pixel, left if x == y else right
                 blend_pixels(left, second, as_float64(col[1].weight), to, inner, words)
-            zero_missing(a, dst, inner, kind.itemsize)
+            zero_row(a, dst, inner, kind.itemsize)
             part, plane, k, outer = following(a, 1, part, plane, k, outer)
 
     return kernel
@@ -207,7 +195,7 @@ def resize_columns(element, lanes, form: ColumnForm):
                 of_lower = y
             second = upper if x == y else lower
             blend_rows(upper, second, as_float64(row[1].weight), dst, elements, words)
-            zero_missing(a, dst, a.inner, kind.itemsize)
+            zero_row(a, dst, a.inner, kind.itemsize)
             part, plane, k, outer = following(a, 1, part, plane, k, outer)
 
     return kernel

@@ -35,11 +35,11 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.axis import Quantizations, element_words
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import chunk_of
-from blockconv.kernels.resize.codegen import ANY, BLENDED, COPIED, ColumnForm
+from blockconv.kernels.resize.codegen import ANY_NUMBER, BLENDED, COPIED, ColumnForm
 from blockconv.kernels.resize.kernels import ResizeArgs, resize_columns, resize_pixels, resize_rows
 from blockconv.kernels.rewritten import has_h_inside_w, transposed_layout
 from blockconv.kernels.table import same_layout_row
-from blockconv.runtime import OWN_TABLE, Buffer, Launch
+from blockconv.runtime import OWN_TABLE, Launch
 
 PART = 128 * 1024  # bytes of a row of the source in a part of its pixels, if all of it leaves the second-level cache
 TAKEN = 128 * 1024  # bytes of results that are taken at a time
@@ -55,24 +55,19 @@ class Storage(NamedTuple):
 
     planes: outside h; each consists of `between` planes whose rows are interleaved.
     inner: contiguous elements of a pixel.
-    block, blocks, valid: channels in a block, blocks, and channels that exist in the last one.
     """
 
     planes: int
     between: int
     inner: int
-    block: int
-    blocks: int
-    valid: int
 
 
 def _storage(layout: Layout, shape: Shape) -> Storage:
     """The storage of a layout that has w inside h, and at most one block of channels."""
-    axes, block, channels = layout.axes(shape), layout.blocks[1], shape[1]
+    axes = layout.axes(shape)
     h, w = (next(k for k, axis in enumerate(axes) if axis.dim == dim) for dim in (2, 3))
     planes, between = (math.prod(axis.size for axis in some) for some in (axes[:h], axes[h + 1 : w]))
-    blocks = -(-channels // block)
-    return Storage(planes, between, axes[w].stride, block, blocks, channels - (blocks - 1) * block)
+    return Storage(planes, between, axes[w].stride)
 
 
 def _launches(request: Request, quantizations: Quantizations = None) -> list[Launch]:
@@ -83,12 +78,12 @@ def _launches(request: Request, quantizations: Quantizations = None) -> list[Lau
         return []
     above, by_row = p.taps("h")
     counts = above.shape[1], p.taps("w")[0].shape[1]
-    taps = counts[0] if counts[0] == counts[1] <= BLENDED else ANY
+    taps = counts[0] if counts[0] == counts[1] <= BLENDED else ANY_NUMBER
     made = element if taps == COPIED else element.computed
     row, lanes, inner, held = p.iw * at.inner * itemsize, m.lanes(made.itemsize), at.inner, made.itemsize
     part = inner
     if taps != COPIED and row > m.second_level_cache:
-        unit = math.lcm(at.block, lanes)
+        unit = math.lcm(layout.blocks[1], lanes)
         part = min(inner, max(1, PART // (p.iw * itemsize * unit)) * unit)
     family, read, scratch = resize_rows, made, p.iw * part * held * (taps != COPIED)
     if taps == BLENDED:
@@ -105,18 +100,15 @@ def _launches(request: Request, quantizations: Quantizations = None) -> list[Lau
         ResizeArgs,
         p,
         at,
-        src=Buffer(0),
-        dst=Buffer(1),
         taps=OWN_TABLE,
         row_taps=counts[0],
         column_taps=counts[1],
         columns=p.ow * inner if form.part else p.ow,
         src_plane=p.ih * at.between * row,
         src_row=row,
-        block_stride=next(a.stride for a in layout.axes(p.dst_shape) if a.dim == 1),
         parts=parts,
         part=part,
-        **element_words(element, quantizations),
+        **element_words(layout, p.dst_shape, element, quantizations),
     )
     rows = np.stack([above * (at.between * row), by_row.view(np.int64)], axis=2)
     chunk = chunk_of(tasks * parts, p.ow * part * itemsize, request.threads, TAKEN)
@@ -134,7 +126,7 @@ def _columns(
     """
     p, most = problem, min(lanes, MOST_LANES, 1 << (problem.ow * inner).bit_length() - 1)
     left, weights = p.taps("w")
-    known = inner if taps != ANY and part == inner <= LARGEST_BLOCK else 0
+    known = inner if taps != ANY_NUMBER and part == inner <= LARGEST_BLOCK else 0
     table = np.stack([left * (part * read.itemsize), weights.view(np.int64)], axis=2)
     form = ColumnForm(taps, lanes if known else min(lanes, 1 << inner.bit_length() - 1), known)
     found = [(p.ow * (1.0 + known.bit_count() if known else SHORT_CYCLES), form, table)]
@@ -161,7 +153,7 @@ def _vectors(
     if near:
         heads = [start * read.itemsize, (index - start).astype(f"i{held}", order="C").view(np.int64)]
     each = weights[at // inner].transpose(0, 2, 1).astype(read.computed.name, order="C").view(np.int64)
-    if taps == ANY:
+    if taps == ANY_NUMBER:
         heads.append(each)
     table = np.concatenate(heads, axis=2).reshape(len(at), -1)
     if taps == BLENDED:

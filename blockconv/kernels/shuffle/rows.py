@@ -21,7 +21,7 @@ from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.shuffle.kernels import ShuffleArgs, ShuffleResult, ShuffleSource, permute_channels
 from blockconv.kernels.table import same_layout_row
-from blockconv.runtime import OWN_TABLE, Buffer, Launch
+from blockconv.runtime import OWN_TABLE, Launch
 
 
 class ShuffleTile(NamedTuple):
@@ -71,8 +71,6 @@ def _launches(request: Request) -> list[Launch]:
     outer, inner = positions(layout, p.shape, 1, itemsize)
     tiles = -(-inner.size // pixels)
     args = ShuffleArgs(
-        src=Buffer(0),
-        dst=Buffer(1),
         table=OWN_TABLE,
         image=outer.src,
         pixels=inner.size,

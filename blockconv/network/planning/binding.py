@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from blockconv import jit
-from blockconv.core.layout import row_major
+from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantizations, Requantization
 from blockconv.core.types import Array, Types, element
 from blockconv.dispatch.packing import activation_block, bias_positions, pack_bias, packing_launches, spread_launch
@@ -57,7 +57,10 @@ def bind(
         return convolution(network, node, candidate, held, prepare)
     primitive = candidate.prepare(threads, **node.attributes.options())
     computed, own = network.tensors[node.output].type.computed, node.attributes.buffers(len(node.inputs))
-    constants = (held.constant(name, row_major(len(network.shape(name))), computed) for name in node.parameters)
+    block, ranks = (*candidate.request.dst.blocks, 1, 1)[1], (len(network.shape(name)) for name in node.parameters)
+    # Those of channels end with a block, as the destination's channels do.
+    layouts = (Layout(f"A{block}a") if rank == 1 < block else row_major(rank) for rank in ranks)
+    constants = (held.constant(*named, computed) for named in zip(node.parameters, layouts, strict=True))
     last = len(primitive.workspace) - 1
     memory = (Workspace(nbytes, primitive.fails and k == last) for k, nbytes in enumerate(primitive.workspace))
     buffers = (*range(len(node.inputs)), *constants, OUTPUT) if own is None else own

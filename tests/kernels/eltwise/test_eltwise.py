@@ -8,7 +8,7 @@ from typing import Any
 import conv_oracle
 import numpy as np
 import pytest
-from eltwise_lab import LAYOUTS, available, check, isa_layouts
+from eltwise_lab import LAYOUTS, available, check, isa_layouts, of_channels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_cases import cases
@@ -71,7 +71,7 @@ def test_binary(layout: str, shape: tuple[int, ...]) -> None:
 def test_affine(layout: str, shape: tuple[int, ...]) -> None:
     x, (scale, shift) = integers(shape), integers((2, shape[1]))
     wanted = clipped(x * scale[:, None, None] + shift[:, None, None], CLIP)
-    operands = [(x, layout), (scale, ""), (shift, "")]
+    operands = [(x, layout), *(of_channels(one, layout) for one in (scale, shift))]
     for in_place in (None, 0):
         check(
             "affine", ElementsProblem("affine", (shape,)), layout, operands, wanted, activation=CLIP, in_place=in_place
@@ -85,7 +85,13 @@ def test_channels_that_vectors_do_not_divide(channels: int) -> None:
     x, (scale, shift) = integers(shape), integers((2, channels))
     shift_of_pixels = shift[None, :, None, None]
     wanted = x * scale[:, None, None] + shift_of_pixels
-    check("affine", ElementsProblem("affine", (shape,)), "NHWC", [(x, "NHWC"), (scale, ""), (shift, "")], wanted)
+    check(
+        "affine",
+        ElementsProblem("affine", (shape,)),
+        "NHWC",
+        [(x, "NHWC"), *(of_channels(one, "NHWC") for one in (scale, shift))],
+        wanted,
+    )
     p = ElementsProblem("add", (shape, shift_of_pixels.shape))
     check("binary", p, "NHWC", [(x, "NHWC"), (shift_of_pixels, "NHWC")], x + shift_of_pixels)
 
@@ -103,8 +109,10 @@ def test_kinds_and_which_operand_is_broadcast(kind: str, layout: str) -> None:
     shape, small = (2, 20, 3, 5), (2, 20, 1, 1)
     big, little, pixels = (integers(some, least=1) for some in (shape, small, (1, 1, 3, 5)))
     for x, y in ((big, little), (little, big), (little, pixels)):
-        wanted = KINDS[kind](x, y)
-        check("binary", ElementsProblem(kind, (x.shape, y.shape)), layout, [(x, layout), (y, layout)], wanted)
+        # NumPy has code of its own for some float32 functions on some processors: float64 is independent of it.
+        wanted = KINDS[kind](x.astype("f8"), y.astype("f8")).astype(x.dtype)
+        problem, exact = ElementsProblem(kind, (x.shape, y.shape)), kind not in ("pow", "atan2")
+        check("binary", problem, layout, [(x, layout), (y, layout)], wanted, exact=exact)
 
 
 @pytest.mark.parametrize("kind", ["max", "min"])
@@ -210,7 +218,13 @@ def test_float64() -> None:
     for shape, layout in itertools.product(SHAPES[:3], ("NCHW", "NCHW16", "NHWC", "NCHW64")):
         x, (scale, shift) = integers(shape, "float64"), integers((2, shape[1]), "float64")
         wanted = x * scale[:, None, None] + shift[:, None, None]
-        check("affine", ElementsProblem("affine", (shape,)), layout, [(x, layout), (scale, ""), (shift, "")], wanted)
+        check(
+            "affine",
+            ElementsProblem("affine", (shape,)),
+            layout,
+            [(x, layout), *(of_channels(one, layout) for one in (scale, shift))],
+            wanted,
+        )
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 10), (4, 5, 6), (2, 3, 4, 5, 6), (2, 3, 2, 3, 2, 4)], ids=str)
@@ -224,7 +238,13 @@ def test_row_major_arrays_of_any_rank(shape: tuple[int, ...]) -> None:
         scale, shift = integers((2, shape[1]))
         wide = (shape[1], *[1] * (len(shape) - 2))
         wanted = x * scale.reshape(wide) + shift.reshape(wide)
-        check("affine", ElementsProblem("affine", (shape,)), rank, [(x, rank), (scale, ""), (shift, "")], wanted)
+        check(
+            "affine",
+            ElementsProblem("affine", (shape,)),
+            rank,
+            [(x, rank), *(of_channels(one, rank) for one in (scale, shift))],
+            wanted,
+        )
 
 
 def test_empty_arrays_are_no_work() -> None:

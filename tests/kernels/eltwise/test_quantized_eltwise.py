@@ -8,7 +8,7 @@ import conv_oracle
 import numpy as np
 import pytest
 import quantized_oracle
-from eltwise_lab import available, check, isa_layouts
+from eltwise_lab import available, check, isa_layouts, of_channels
 from storage_oracle import Array
 
 from blockconv import Quantization
@@ -128,7 +128,7 @@ def test_affine(layout: str) -> None:
         wanted = quantized_oracle.integers(np.asarray(conv_oracle.activate(value, act), np.float32), str(dtype), *dst)
         said = Quantization(*src), Quantization(*dst)
         options: dict[str, Any] = {"activation": activation(act), "quantizations": said, "fill": dst[1]}
-        operands = [(x, layout), (scale, ""), (shift, "")]
+        operands = [(x, layout), *(of_channels(one, layout) for one in (scale, shift))]
         p = ElementsProblem("affine", (shape,))
         check("affine", p, layout, operands, wanted, in_place=[None, 0][k % 2], threads=2, **options)
 
