@@ -42,7 +42,6 @@ ORDER = [
     "blockconv.kernels.pool",
     "blockconv.kernels.reorder",
     "blockconv.kernels.eltwise",
-    "blockconv.kernels.shuffle",
     "blockconv.kernels.axis",
     "blockconv.kernels.norm",
     "blockconv.kernels.resize",

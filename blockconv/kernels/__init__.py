@@ -20,8 +20,8 @@ from blockconv.kernels.product import rows as product
 from blockconv.kernels.recurrent import rows as recurrent
 from blockconv.kernels.reduce import rows as reduce
 from blockconv.kernels.reorder import rows as reorder
+from blockconv.kernels.reorder import shuffle
 from blockconv.kernels.resize import rows as resize
-from blockconv.kernels.shuffle import rows as shuffle
 from blockconv.kernels.table import Row, WeightForm
 from blockconv.kernels.winograd import rows as winograd
 

@@ -139,44 +139,34 @@ class AxisWalk:
             after()
 
     def folded(
-        self, values: Callable[[At], list[Any]], count: int, combine: Callable[[Any, Any], Any], first: float
+        self, values: Callable[[At], list[Any]], count: int, combine: Any, first: float, partial: bool = False
     ) -> list[Any]:
         """The `count` values of all vectors combined: in every lane along an axis, in each position's lane across.
 
-        first: what `combine` begins with, and does not change.
+        first: what `combine` begins with, and does not change. partial: parts are combined first, and then these.
         """
-        b, slots = self.b, self.v.slots(count, self.v.c(first))
+        b, v = self.b, self.v
+        begin = v.c(first)
+        slots, totals = v.slots(count, begin), v.slots(count * partial, begin)
 
         def add(at: At) -> None:
             for slot, value in zip(slots, values(at), strict=True):
-                b.store(combine(self._or(value, at, first), b.load(slot)), slot)
+                # Lanes that do not exist have no part in what is combined.
+                exists = value if self.across or at.mask is None else b.select(at.mask, value, begin)
+                b.store(combine(exists, b.load(slot)), slot)
 
-        self.each(add)
-        return [self._all_lanes(b.load(slot), combine) for slot in slots]
+        def after() -> None:
+            for total, slot in zip(totals, slots, strict=True):
+                b.store(combine(b.load(total), b.load(slot)), total)
+                b.store(begin, slot)
+
+        self.each(add, after if partial else None)
+        found = [b.load(slot) for slot in totals or slots]
+        return found if self.across else [v.fold(value, combine) for value in found]
 
     def sums(self, values: Callable[[At], list[Any]], count: int) -> list[Any]:
         """The sums of `count` values of all vectors, as `folded` has them, made of partial sums."""
-        b, v = self.b, self.v
-        totals, parts = v.slots(count, v.zero), v.slots(count, v.zero)
-
-        def add(at: At) -> None:
-            for slot, value in zip(parts, values(at), strict=True):
-                b.store(b.load(slot) + self._or(value, at, 0.0), slot)
-
-        def after() -> None:
-            for total, part in zip(totals, parts, strict=True):
-                b.store(b.load(total) + b.load(part), total)
-                b.store(v.zero, part)
-
-        self.each(add, after)
-        return [self._all_lanes(b.load(slot), v.add) for slot in totals]
-
-    def _or(self, value, at: At, other: float):
-        """`other` in lanes that do not exist, where lanes are combined."""
-        return value if self.across or at.mask is None else self.b.select(at.mask, value, self.v.c(other))
-
-    def _all_lanes(self, value, combine: Callable[[Any, Any], Any]):
-        return value if self.across else self.v.fold(value, combine)
+        return self.folded(values, count, self.v.add, 0.0, partial=True)
 
     def parameter(self, address, at: At):
         """The numbers of an array with one for each element of the axis."""

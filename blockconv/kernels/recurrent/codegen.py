@@ -14,24 +14,24 @@ from blockconv.kernels.common.vectors import Vectors
 
 
 class RecurrentStep(NamedTuple):
-    """A step of one image in one direction. Scratch holds the type that is computed with.
+    """A step of one image in one direction; addresses.
 
-    src: address of the inputs' terms of each gate.
-    sums: address of the hidden values' terms of each gate; scratch.
-    last: the same for the last gate of a GRU.
-    hidden: address of the hidden values; scratch.
-    cell: address of an LSTM's cells, or of reset hidden values; scratch.
-    dst: address of the hidden values that the step gives.
+    src: the inputs' terms of each gate.
+    own: arrays in the type that is computed with: hidden values; an LSTM's cells, or reset hidden values; the hidden
+        values' terms of each gate.
+    last: these terms of the last gate of a GRU.
+    dst: the hidden values that the step gives.
     size: the number of hidden values.
     """
 
     src: int
-    sums: int
+    own: int
     last: int
-    hidden: int
-    cell: int
     dst: int
     size: int
+
+
+HIDDEN, CELL, SUMS = range(3)  # arrays of a step
 
 
 def add_products(kind: ElementType, lanes: int, images: int):
@@ -84,10 +84,9 @@ class _Gates:
         self.f, self.b, self.step = Floats(builder, element, lanes), builder, step
         self.v = self.f.computed
 
-    def scratch(self, address, offset, gate: int = 0):
-        """Where the vector of a gate is in an array of the scratch."""
-        start = self.step.size * (gate * self.v.itemsize)
-        return address + start + self.f.in_computed(offset)
+    def own(self, array: int, offset):
+        """The address of a vector in an array of the step's own."""
+        return self.step.own + self.step.size * (array * self.v.itemsize) + self.f.in_computed(offset)
 
     def input(self, gate: int, offset, mask):
         start = self.step.size * (gate * self.f.itemsize)
@@ -95,7 +94,7 @@ class _Gates:
 
     def gate(self, gate: int, offset, mask):
         """The sigmoid of a gate's input and sums, from 0 to 1."""
-        sums = self.v.load(self.scratch(self.step.sums, offset, gate), mask)
+        sums = self.v.load(self.own(SUMS + gate, offset), mask)
         return self.v.sigmoid(self.input(gate, offset, mask) + sums)
 
     def tanh(self, x):
@@ -112,8 +111,8 @@ def reset_hidden(element: ElementType, lanes: int):
         g = _Gates(builder, element, lanes, step)
 
         def vector(offset, mask) -> None:
-            hidden = g.v.load(g.scratch(step.hidden, offset), mask)
-            g.v.store(g.v.mul(g.gate(1, offset, mask), hidden), g.scratch(step.cell, offset), mask)
+            hidden = g.v.load(g.own(HIDDEN, offset), mask)
+            g.v.store(g.v.mul(g.gate(1, offset, mask), hidden), g.own(CELL, offset), mask)
 
         g.f.each(step.size, vector)
 
@@ -129,23 +128,23 @@ def update(element: ElementType, lanes: int, is_lstm: bool, resets_sums: bool):
         v = g.v
 
         def lstm(offset, mask):
-            at = g.scratch(step.cell, offset)
-            last = g.input(3, offset, mask) + v.load(g.scratch(step.sums, offset, 3), mask)
+            at = g.own(CELL, offset)
+            last = g.input(3, offset, mask) + v.load(g.own(SUMS + 3, offset), mask)
             kept = g.gate(2, offset, mask) * v.load(at, mask)
             cell = kept + g.gate(0, offset, mask) * g.tanh(last)
             v.store(cell, at, mask)
             return g.gate(1, offset, mask) * g.tanh(cell)
 
         def gru(offset, mask):
-            sums = v.load(g.scratch(step.last, offset), mask)
+            sums = v.load(step.last + g.f.in_computed(offset), mask)
             sums = g.gate(1, offset, mask) * sums if resets_sums else sums
             new, kept = g.tanh(g.input(2, offset, mask) + sums), g.gate(0, offset, mask)
-            hidden = v.load(g.scratch(step.hidden, offset), mask)
+            hidden = v.load(g.own(HIDDEN, offset), mask)
             return (1.0 - kept) * new + kept * hidden
 
         def vector(offset, mask) -> None:
             hidden = (lstm if is_lstm else gru)(offset, mask)
-            v.store(hidden, g.scratch(step.hidden, offset), mask)
+            v.store(hidden, g.own(HIDDEN, offset), mask)
             g.f.store(hidden, step.dst + offset, mask)
 
         g.f.each(step.size, vector)

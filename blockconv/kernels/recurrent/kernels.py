@@ -1,6 +1,7 @@
 """The kernel of recurrent layers: all steps of a few images in one direction."""
 
 from blockconv import jit
+from blockconv.core.eltwise_problem import COLUMNS
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
 from blockconv.jit.ir import copy_memory, fill_memory
@@ -25,20 +26,6 @@ class RecurrentArgs(Operands):
     gates = word("of a direction")
     blocks = word("blocks of columns of `weight`")
     other_blocks = word("blocks of columns of `other`")
-    line = word("in a block of columns", "elements")
-
-
-def of_image(step, from_src, from_scratch, from_dst):
-    """The step of an image, so many bytes after those of its group's first."""
-    return RecurrentStep(
-        src=step.src + from_src,
-        sums=step.sums + from_scratch,
-        last=step.last + from_scratch,
-        hidden=step.hidden + from_scratch,
-        cell=step.cell + from_scratch,
-        dst=step.dst + from_dst,
-        size=step.size,
-    )
 
 
 @jit.kernel
@@ -49,18 +36,19 @@ def recurrent(element, lanes, is_lstm, resets_sums, images):
     resets_sums: see `RecurrentProblem`.
     """
     kind = ElementType.of(element)
-    itemsize, held = kind.itemsize, kind.computed.itemsize
+    itemsize, held, line = kind.itemsize, kind.computed.itemsize, COLUMNS * kind.computed.itemsize
     add, make = add_products(kind.computed, lanes, images), update(kind, lanes, bool(is_lstm), bool(resets_sums))
     reset, take, give = reset_hidden(kind, lanes), widener(kind, lanes), narrower(kind, lanes)
 
     def kernel(args, first, last, scratch):
         a = RecurrentArgs(args)
         size, gates, steps, tasks = a.hidden, a.gates, a.steps, a.batch * a.directions
-        block = size * a.line * held
+        block = size * line
         hidden, cell = scratch, scratch + size * held
         sums = cell + size * held
-        others = sums + a.blocks * a.line * held
-        apart = (2 * size + (a.blocks + a.other_blocks) * a.line) * held
+        others = sums + a.blocks * line
+        last_sums = sums + 2 * size * held if resets_sums else others
+        apart = 2 * size * held + (a.blocks + a.other_blocks) * line
         for task in range(first, last):
             direction, group = task // a.groups, task % a.groups
             there = min(images, a.batch - group * images)
@@ -75,27 +63,20 @@ def recurrent(element, lanes, is_lstm, resets_sums, images):
                     take(a.states + (tasks + state + k) * size * itemsize, cell + k * apart, size)
             for number in range(steps):
                 at = steps - 1 - number if (a.reverse >> direction) & 1 else number
-                source = (at * a.batch + group * images) * a.directions + direction
-                step = RecurrentStep(
-                    src=a.src + source * gates * size * itemsize,
-                    sums=sums,
-                    last=sums + 2 * size * held if resets_sums else others,
-                    hidden=hidden,
-                    cell=cell,
-                    dst=a.dst + (at * tasks + state) * size * itemsize,
-                    size=size,
-                )
-                from_image = a.directions * gates * size * itemsize
+                step = gates * size * itemsize
+                src = a.src + ((at * a.batch + group * images) * a.directions + direction) * step
+                dst = a.dst + (at * tasks + state) * size * itemsize
                 for k in range(there):
                     copy_memory(sums + k * apart, bias, gates * size * held)
                 add(sums, hidden, weight, size, a.blocks, apart)
                 if not is_lstm and not resets_sums:
                     for k in range(there):
-                        reset(of_image(step, k * from_image, k * apart, k * size * itemsize))
+                        reset(RecurrentStep(src + k * a.directions * step, scratch + k * apart, 0, 0, size))
                         copy_memory(others + k * apart, bias + 2 * size * held, size * held)
                     add(others, cell, other, size, a.other_blocks, apart)
                 for k in range(there):
-                    make(of_image(step, k * from_image, k * apart, k * size * itemsize))
+                    read, to = src + k * a.directions * step, dst + k * size * itemsize
+                    make(RecurrentStep(read, scratch + k * apart, last_sums + k * apart, to, size))
             if is_lstm:
                 for k in range(there):
                     give(cell + k * apart, a.dst + (steps * tasks + state + k) * size * itemsize, size)

@@ -51,7 +51,6 @@ def _launches(request: Request) -> list[Launch]:
         gates=p.gates,
         blocks=blocks,
         other_blocks=others,
-        line=COLUMNS,
     )
     lanes, held = request.machine.lanes(kind.computed.itemsize), kind.computed.itemsize
     kernel = recurrent(kind.code, lanes, p.kind == "lstm", p.kind == "gru_of_sums", images)

@@ -13,16 +13,7 @@ from blockconv.kernels.common.vectors import Vectors
 ACCUMULATORS = 4  # so that an addition need not wait for the one before
 
 
-class Combine:
-    """How two elements become one."""
-
-    ADD, MAX, MIN, MUL = range(4)
-
-    @staticmethod
-    def first(how: int, element: ElementType) -> float:
-        """The value that each result begins with."""
-        low, high = (-math.inf, math.inf) if element.is_float else element.bounds
-        return (0, low, high, 1)[how]
+HOW = "sum", "max", "min", "prod"  # two elements become one; kernels are compiled for its number
 
 
 def summed_type(element: ElementType) -> ElementType:
@@ -34,16 +25,21 @@ def _numbers(builder, element: ElementType, lanes: int) -> Vectors:
     return (Floats if element.is_float else Vectors)(builder, element, lanes)
 
 
+def _first(how: int, element: ElementType) -> float:
+    """The value that each result begins with."""
+    low, high = (-math.inf, math.inf) if element.is_float else element.bounds
+    return (0, low, high, 1)[how]
+
+
 def _combine(v: Vectors, how: int) -> Callable[[Any, Any], Any]:
-    extreme = functools.partial(v.extreme, ">" if how == Combine.MAX else "<")
-    return {Combine.ADD: v.add, Combine.MUL: v.mul}.get(how, extreme)
+    return (v.add, functools.partial(v.extreme, ">"), functools.partial(v.extreme, "<"), v.mul)[how]
 
 
 @emitted
 def begin_sums(builder, element: ElementType, lanes: int, how: int, at, count) -> None:
     """Write the initial values of `count` contiguous sums, whole vectors of the computed type."""
     v = Vectors(builder, summed_type(element), lanes)
-    first = v.c(Combine.first(how, element))
+    first = v.c(_first(how, element))
     v.each(count, lambda offset, mask: v.store(first, at + offset, mask))
 
 
@@ -68,7 +64,7 @@ def rows_at_once(vectors: int) -> int:
 
 @emitted
 def sum_of_rows(builder, element: ElementType, lanes: int, vectors: int, how: int, s: Summands) -> None:
-    """Add `Summands` of up to so many vectors, or combine them as `how` says, a `Combine`."""
+    """Add `Summands` of up to so many vectors, or combine them as `HOW` says."""
     v = _numbers(builder, element, lanes)
     with builder.if_else(s.size >= vectors * lanes) as (whole, partly):
         with whole:
@@ -78,7 +74,7 @@ def sum_of_rows(builder, element: ElementType, lanes: int, vectors: int, how: in
 
 
 def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
-    b, vectors, first_value, combine = v.b, len(masks), Combine.first(how, v.type), _combine(v, how)
+    b, vectors, first_value, combine = v.b, len(masks), _first(how, v.type), _combine(v, how)
     missing = first_value or None
     unrolled = rows_at_once(vectors)
     slots = v.slots(unrolled * vectors, v.c(first_value))
@@ -110,7 +106,7 @@ def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
 
 
 def divide(element: ElementType, lanes: int, period: int, how: int):
-    """Code that writes `count` contiguous sums divided by a float64. how: a `Combine`.
+    """Code that writes `count` contiguous sums divided by a float64.
 
     period: if not 0, the sums are `period` ones, each of the lanes of a vector that are so many apart.
     """

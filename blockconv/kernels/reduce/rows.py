@@ -25,12 +25,10 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.common.walk import padded_channels
-from blockconv.kernels.reduce.codegen import Combine, rows_at_once, summed_type
+from blockconv.kernels.reduce.codegen import HOW, rows_at_once, summed_type
 from blockconv.kernels.reduce.kernels import LOOPS, WIDE, MeanArgs, MeanLoop, reduce_mean
 from blockconv.kernels.table import same_layout_row
 from blockconv.runtime import Launch
-
-HOW = {"mean": Combine.ADD, "sum": Combine.ADD, "max": Combine.MAX, "min": Combine.MIN, "prod": Combine.MUL}
 
 
 class Axes(NamedTuple):
@@ -114,7 +112,8 @@ def _launches(request: Request) -> list[Launch]:
         kept=kept,
         reduced=summed,
     )
-    form = element.code, lanes, at.vectors, at.period, HOW[p.kind], int(at.line > 0)
+    how = HOW.index("sum" if p.kind == "mean" else p.kind)
+    form = element.code, lanes, at.vectors, at.period, how, int(at.line > 0)
     scratch = (-(-segment // at.width) * at.width + at.vectors * lanes * (at.line > 0)) * held
     return [Launch(reduce_mean(*form), args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)]
 

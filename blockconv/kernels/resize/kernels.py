@@ -117,7 +117,8 @@ def resize_rows(element, lanes, form: ColumnForm):
                         else:
                             add_rows(x, row.address, row_taps, to, size, words)
                 add_columns(source, columns, a.column_taps, SummedRow(dst, a.columns, pixel, count), words)
-                zero_row(a, dst, count, itemsize)
+                if a.blocks.valid:
+                    zero_row(a, dst, count, itemsize)
             part, plane, k, outer = following(a, parts, part, plane, k, outer)
             if part == 0:
                 results += line
@@ -159,7 +160,8 @@ def resize_pixels(element, lanes):
                     of_right = y
                 to, second = dst + j * pixel, left if x == y else right
                 blend_pixels(left, second, as_float64(col[1].weight), to, inner, words)
-            zero_row(a, dst, inner, kind.itemsize)
+            if a.blocks.valid:
+                zero_row(a, dst, inner, kind.itemsize)
             part, plane, k, outer = following(a, 1, part, plane, k, outer)
 
     return kernel
@@ -195,7 +197,8 @@ def resize_columns(element, lanes, form: ColumnForm):
                 of_lower = y
             second = upper if x == y else lower
             blend_rows(upper, second, as_float64(row[1].weight), dst, elements, words)
-            zero_row(a, dst, a.inner, kind.itemsize)
+            if a.blocks.valid:
+                zero_row(a, dst, a.inner, kind.itemsize)
             part, plane, k, outer = following(a, 1, part, plane, k, outer)
 
     return kernel
