@@ -4,7 +4,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import const, counted, emitted, fill_memory, load_i64, move, store_bits, store_repeated
+from blockconv.jit.ir import const, counted, emitted, fill_memory, load_i64, move, shuffle, store_bits, store_repeated
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.vectors import Vectors
 
@@ -94,13 +94,18 @@ def fill_pixels(dst, pixels, size, fill):
 def fill_elements(builder, itemsize: int, dst, count, bits) -> None:
     """Write `count` elements of these bits, if there are any."""
     v = Vectors(builder, Types.bits(itemsize).src, target.isa().vector_bytes // itemsize)
-    value, whole = (
-        v.splat(builder.trunc(bits, v.element) if itemsize < 8 else bits),
-        builder.sdiv(count, const(v.lanes)),
-    )
+    value = v.splat(builder.trunc(bits, v.element) if itemsize < 8 else bits)
+    whole, is_masked = builder.sdiv(count, const(v.lanes)), target.isa().name == "avx512"
     with counted(builder, whole) as n:
         v.store(value, dst + n * v.bytes)
-    v.store_below(value, dst + whole * v.bytes, count - whole * v.lanes)
+    at, rest, lanes = dst + whole * v.bytes, count - whole * v.lanes, v.lanes
+    if is_masked:
+        v.store(value, at, v.below(rest))
+    while lanes > 1 and not is_masked:  # a masked store of AVX2 takes some processors 20 cycles
+        lanes //= 2
+        with builder.if_then(builder.icmp_signed("!=", rest & lanes, const(0))):
+            v.store(shuffle(builder, value, value, [0] * lanes), at)
+        at = at + (rest & lanes) * itemsize
 
 
 class FillArgs(Arguments):
