@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eltwise_lab import available, check
+from eltwise_lab import available, check, of_channels
 from storage_oracle import Array
 
 from blockconv.core.activation import FUNCTIONS, activation, function
@@ -94,7 +94,8 @@ def run(attributes: ops.Op, layout: str, dtype: str, shape: tuple[int, ...]) -> 
     wanted = attributes.evaluate(arrays, given).astype(kind)
     problem = network.problem(node)
     options = {} if not hasattr(attributes, "activation") else {"activation": attributes.activation}
-    operands = [(x, layout) for x in arrays] + [(x, "") for x in given]
+    dense = of_channels if isinstance(attributes, ops.Affine) else lambda x, layout: (x, "")
+    operands = [(x, layout) for x in arrays] + [dense(x, layout) for x in given]
     return check(node.op, problem, layout, operands, wanted, references=False, **options)
 
 
