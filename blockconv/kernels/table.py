@@ -15,8 +15,7 @@ from blockconv.core.types import Array, Types
 from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
 from blockconv.kernels.common.operands import CONV
-from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.common.same_layout import same_layout_why_not
+from blockconv.kernels.common.request import Reason, Request, same_layout_why_not
 from blockconv.kernels.common.taps import TapRange, reached_problem, reached_taps
 from blockconv.kernels.rewritten import (
     columns_layout,

@@ -25,8 +25,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.batches import fill_images
 from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.requantize import QuantizationArguments, quantization_words
-from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.common.same_layout import same_layout_why_not
+from blockconv.kernels.common.request import Reason, Request, same_layout_why_not
 from blockconv.kernels.common.walk import EACH, MOST_ARRAYS, Walk
 from blockconv.kernels.eltwise.codegen import COMPARED, KINDS, EltwiseForm, computed_type, operand_types
 from blockconv.kernels.eltwise.kernels import EltwiseArgs, eltwise

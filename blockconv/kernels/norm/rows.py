@@ -27,8 +27,7 @@ from blockconv.core.types import FLOATS, element
 from blockconv.jit.records import fill
 from blockconv.kernels.common.axis import WalkedAxis, walked_axis
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
-from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.common.same_layout import same_layout_why_not
+from blockconv.kernels.common.request import Reason, Request, same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.norm.batch import batch_apply, batch_sums, batch_terms
 from blockconv.kernels.norm.codegen import TERMS, TOTALS, UNROLL

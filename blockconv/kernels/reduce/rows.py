@@ -21,8 +21,7 @@ from blockconv.core.eltwise_problem import ReduceMeanProblem
 from blockconv.core.layout import Layout
 from blockconv.core.types import NUMBERS
 from blockconv.jit.records import fill
-from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.common.same_layout import same_layout_why_not
+from blockconv.kernels.common.request import Reason, Request, same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.common.walk import padded_channels
 from blockconv.kernels.reduce.codegen import HOW, rows_at_once, summed_type

@@ -20,8 +20,7 @@ from blockconv.jit.ir import store_bits
 from blockconv.kernels.common.axis import positions
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.common.same_layout import same_layout_why_not
+from blockconv.kernels.common.request import Reason, Request, same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.common.transposed_tile import TABLED_SRC, TileAddresses, TransposeShape, transpose_tile
 from blockconv.kernels.table import same_layout_row
