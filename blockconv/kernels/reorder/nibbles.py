@@ -1,15 +1,13 @@
-"""Between integers of 4 bits, two a byte with the first in its lower bits, and the same one a byte.
-
-Eight of them at a time, as the bytes of 64 bits.
-"""
+"""Between integers of 4 bits, two a byte with the first in its lower bits, and the same one a byte."""
 
 from blockconv import jit
+from blockconv.core import target
+from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import load_bits, store_bits
+from blockconv.jit.ir import const, counted, emitted
+from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
+from blockconv.kernels.common.vectors import Vectors
 from blockconv.runtime import Buffer, Launch
-
-LOW_BITS = 0x0F0F0F0F0F0F0F0F  # of each byte
-EACH = 0x0101010101010101  # byte's lowest bit
 
 
 class NibbleArgs(Arguments):
@@ -22,20 +20,22 @@ class NibbleArgs(Arguments):
     flip = word("the bit of a value that is its sign, of integers that are to have one; else 0")
 
 
-def unpacked(packed, flip):
-    """The eight values of four bytes, one a byte; of a sign, it is repeated in a byte's upper bits."""
-    x = (packed | (packed << 16)) & 0x0000FFFF0000FFFF
-    x = (x | (x << 8)) & 0x00FF00FF00FF00FF
-    x = (x | (x << 4)) & LOW_BITS
-    return x | (x & flip * EACH) * 0x1E
-
-
-def packed(values):
-    """Four bytes of the lower bits of eight."""
-    x = values & LOW_BITS
-    x = (x | (x >> 4)) & 0x00FF00FF00FF00FF
-    x = (x | (x >> 8)) & 0x0000FFFF0000FFFF
-    return (x | (x >> 16)) & 0xFFFFFFFF
+@emitted
+def move_pairs(builder, packs: int, src, dst, count, flip) -> None:
+    """Unpack `count` bytes, or pack as many: by vectors, then one by one."""
+    done = const(0)
+    for lanes in (target.isa().vector_bytes // 2, 1):
+        v = Vectors(builder, Types.bits(1).src, lanes)
+        groups = builder.sdiv(count - done, const(lanes))
+        with counted(builder, groups) as n:
+            at = done + n * lanes
+            if packs:
+                v.store(packed_pairs(builder, v.load(src + at * 2, lanes=2 * lanes)), dst + at)
+            else:
+                values = unpacked_pairs(builder, v.load(src + at))
+                sign = Vectors(builder, v.type, 2 * lanes).splat(builder.trunc(flip, v.element))
+                v.store((values ^ sign) - sign, dst + at * 2)  # a sign is repeated in a byte's upper bits
+        done = done + groups * lanes
 
 
 @jit.kernel
@@ -44,19 +44,9 @@ def move_nibbles(packs):
 
     def kernel(args, first, last, scratch):
         a = NibbleArgs(args)
-        src, dst, size, task_size, flip = a.src, a.dst, a.size, a.task_size, a.flip
-        begin, end = first * task_size, min(last * task_size, size)
-        whole = begin + (end - begin) // 4 * 4
-        for at in range(begin, whole, 4):
-            if packs:
-                store_bits(dst + at, packed(load_bits(src + 2 * at, 8)), 4)
-            else:
-                store_bits(dst + 2 * at, unpacked(load_bits(src + at, 4), flip), 8)
-        for at in range(whole, end):
-            if packs:
-                store_bits(dst + at, packed(load_bits(src + 2 * at, 2)), 1)
-            else:
-                store_bits(dst + 2 * at, unpacked(load_bits(src + at, 1), flip), 2)
+        begin, end = first * a.task_size, min(last * a.task_size, a.size)
+        src, dst = a.src + begin * (1 + packs), a.dst + begin * (2 - packs)
+        move_pairs(packs, src, dst, end - begin, a.flip)
 
     return kernel
 
