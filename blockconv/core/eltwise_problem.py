@@ -26,7 +26,6 @@ from blockconv.core.checks import (
     check_rank,
     checked_number,
     checked_shape,
-    checked_wholes,
     set_field,
 )
 from blockconv.core.errors import ArgumentError
@@ -34,6 +33,7 @@ from blockconv.core.problem import OpProblem
 from blockconv.core.types import Array
 
 Run = tuple[int, int, int]  # the first index, how many, and from one to the next
+OUTSIDE = -1  # a first index
 ReduceKind = Literal["mean", "sum", "max", "min", "prod"]
 RecurrentKind = Literal["lstm", "gru", "gru_of_sums"]
 COLUMNS = 64  # of a recurrent layer's weights that are contiguous, for each hidden value
@@ -96,18 +96,20 @@ class FindQuantizationProblem(OpProblem):
 class GatherProblem(OpProblem):
     """Some elements along each axis. `runs` holds, for each axis, (first, size, step) of one or more runs of them.
 
-    A step may be negative, or 0: then one element is repeated.
+    A step may be negative, or 0: then one element is repeated. The elements of a run that begins with `OUTSIDE` are
+    `value`.
     """
 
     op = "gather"
     shape: Shape
     runs: tuple[tuple[Run, ...], ...]
+    value: float = 0.0
 
     def check(self) -> None:
         if len(self.runs) != len(self.shape):
             raise ArgumentError(self.op, "runs", self.runs, f"must hold those of {len(self.shape)} axes")
         for extent, first, size, step in ((n, *run) for n, of in zip(self.shape, self.runs, strict=True) for run in of):
-            if size and not (0 <= first < extent and 0 <= first + (size - 1) * step < extent):
+            if size and first != OUTSIDE and not (0 <= first < extent and 0 <= first + (size - 1) * step < extent):
                 raise ArgumentError(self.op, "runs", self.runs, f"have to stay inside {self.shape}")
 
     @property
@@ -135,28 +137,6 @@ def runs_of(indices: Iterable[int]) -> tuple[Run, ...]:
 def runs_along(shape: Shape, axis: int, runs: Iterable[Run]) -> tuple[tuple[Run, ...], ...]:
     """The runs of all axes: one axis has these, and the others are whole."""
     return tuple(tuple(runs) if k == axis else ((0, size, 1),) for k, size in enumerate(shape))
-
-
-@dataclass(frozen=True)
-class PadProblem(OpProblem):
-    """An array padded with `value`: `pads` holds (before, after) for each axis. Negative numbers crop."""
-
-    op = "pad"
-    shape: Shape
-    pads: tuple[Pair, ...]
-    value: float = 0.0
-
-    def check(self) -> None:
-        if len(self.pads) != len(self.shape):
-            raise ArgumentError(self.op, "pads", self.pads, f"must hold a pair for each of {len(self.shape)} axes")
-        set_field(self, "pads", tuple(checked_wholes(self.op, "pads", pair, 2) for pair in self.pads))
-        if any(size + min(pair[0], 0) + min(pair[1], 0) < 0 for size, pair in zip(self.shape, self.pads, strict=True)):
-            raise ArgumentError(self.op, "pads", self.pads, f"crops more than there is in {self.shape}")
-
-    @property
-    def dst_shape(self) -> Shape:
-        """The logical shape of the destination."""
-        return tuple(size + sum(pair) for size, pair in zip(self.shape, self.pads, strict=True))
 
 
 @dataclass(frozen=True)

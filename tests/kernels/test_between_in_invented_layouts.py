@@ -24,7 +24,6 @@ from blockconv.core.eltwise_problem import (
     ConcatProblem,
     GroupNormProblem,
     LrnProblem,
-    PadProblem,
     ReduceMeanProblem,
     ResizeProblem,
     SoftmaxProblem,
@@ -208,7 +207,7 @@ def test_copies(part: int) -> None:
             for axis, size in enumerate(x.shape):
                 indices = (size - 1, 0, *range(size), size - 1, size - 1)
                 run("gather", ops.Gather(axis, indices).problem(x.shape), src, [x], x.take(indices, axis), dst=dst)
-            p3 = PadProblem(x.shape, ((0, 1), (3, -2), (1, 0), (0, 2)), -3.0)
+            p3 = ops.Pad(((0, 1), (3, -2), (1, 0), (0, 2)), -3.0).problem(x.shape)
             wanted = np.pad(x[:, :-2], [(0, 1), (3, 0), (1, 0), (0, 2)], constant_values=-3.0)
             run("pad", p3, src, [x], wanted, dst=dst)
 

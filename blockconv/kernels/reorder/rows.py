@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.checks import Pair, Shape
-from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProblem, TransposeProblem
+from blockconv.core.checks import Shape
+from blockconv.core.eltwise_problem import OUTSIDE, ConcatProblem, GatherProblem, TransposeProblem
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.types import BITS, BYTES, NIBBLES, NUMBERS, Types
@@ -117,22 +117,15 @@ def _parts_of(p: Any) -> list[Copied]:
         return [Copied(shape, p.dst_shape, _whole(shape), at) for shape, at in zip(p.shapes, starts, strict=True)]
     spans = _whole(p.shape)
     if isinstance(p, GatherProblem):
-        spans = tuple(tuple(CopySpan(size, first, step) for first, size, step in of) for of in p.runs)
-    elif isinstance(p, PadProblem):
-        spans = tuple(map(_padded, p.dst_shape, p.pads))
+        spans = tuple(
+            tuple(CopySpan(size, first, step, FILL if first == OUTSIDE else COPY) for first, size, step in of)
+            for of in p.runs
+        )
     return [Copied(p.shape, p.dst_shape, spans, (0,) * len(spans))]
 
 
 def _whole(shape: Shape) -> tuple[tuple[CopySpan, ...], ...]:
     return tuple((CopySpan(size),) for size in shape)
-
-
-def _padded(size: int, pads: Pair) -> tuple[CopySpan, ...]:
-    before, after = pads
-    begin = min(max(0, before), size)
-    count = max(0, size - begin - max(0, after))
-    end = CopySpan(size - begin - count, action=FILL)
-    return CopySpan(begin, action=FILL), CopySpan(count, max(0, -before)), end
 
 
 def _copy_op(loops: CopyLoops, elements: MovedElements, filled: int, threads: int, stream: bool) -> Launch:
@@ -188,7 +181,7 @@ def _copies(request: Request, quantizations: Quantizations, padding: int, stream
                     elements = MovedElements.bits(types.src.itemsize, zero)
                 else:
                     elements = MovedElements.converted(types, given[k])
-                filled = types.dst.bits(p.value) if isinstance(p, PadProblem) else elements.fill
+                filled = types.dst.bits(p.value) if isinstance(p, GatherProblem) else elements.fill
                 launch = _copy_op(found, elements, filled, request.threads, stream)
                 made.append(launch.with_buffers({0: k, 1: len(parts)}))
         return made

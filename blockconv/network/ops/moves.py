@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blockconv.core.checks import Pair, Shape, check_axis, check_rank
+from blockconv.core.checks import Pair, Shape, check_axis, check_rank, checked_wholes
 from blockconv.core.eltwise_problem import (
+    OUTSIDE,
     ConcatProblem,
     GatherProblem,
-    PadProblem,
     TransposeProblem,
     runs_along,
     runs_of,
@@ -78,9 +78,23 @@ class Concat(_Moves):
 class Pad(Solved):
     """A constant written around: `pads` has (before, after) for each axis; negative ends crop."""
 
-    solves = PadProblem
+    solves = GatherProblem
+    op = "pad"
     pads: tuple[Pair, ...]
     value: float = 0.0
+
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
+        (src,) = shapes
+        if len(self.pads) != len(src):
+            raise ArgumentError(self.op, "pads", self.pads, f"must hold a pair for each of {len(src)} axes")
+        runs = []
+        for size, pair in zip(src, self.pads, strict=True):
+            before, after = checked_wholes(self.op, "pads", pair, 2)
+            kept = size + min(before, 0) + min(after, 0)
+            if kept < 0:
+                raise ArgumentError(self.op, "pads", self.pads, f"crops more than there is in {src}")
+            runs.append(((OUTSIDE, max(0, before), 0), (max(0, -before), kept, 1), (OUTSIDE, max(0, after), 0)))
+        return {"shape": src, "runs": tuple(runs)}
 
     def compute(self, src: Array) -> Array:
         return framed(src, self.pads, self.value)

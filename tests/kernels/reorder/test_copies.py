@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from random_cases import cases
 from storage_oracle import Array
 
-from blockconv.core.eltwise_problem import ConcatProblem, PadProblem
+from blockconv.core.eltwise_problem import ConcatProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import row_major
 from blockconv.network import ops
@@ -103,7 +103,7 @@ PADS = [
 ]
 
 
-def padded(x: Array, p: PadProblem) -> Array:
+def padded(x: Array, p: ops.Pad) -> Array:
     around = [(max(0, a), max(0, b)) for a, b in p.pads]
     cut = [(max(0, -a), max(0, -b)) for a, b in p.pads]
     big = np.pad(x, around, constant_values=p.value)
@@ -115,9 +115,10 @@ def padded(x: Array, p: PadProblem) -> Array:
 @pytest.mark.sampled(3)
 def test_pad(layout: str, index: int) -> None:
     x = array(2, 37, 9, 8)
-    p = PadProblem(x.shape, *PADS[index])
-    check("pad", p, layout, [(x, layout)], padded(x, p))
-    check("pad", p, layout, [(x, layout)], padded(x, p), dst="NHWC", threads=2)
+    pad = ops.Pad(*PADS[index])
+    p, wanted = pad.problem(x.shape), padded(x, pad)
+    check("pad", p, layout, [(x, layout)], wanted)
+    check("pad", p, layout, [(x, layout)], wanted, dst="NHWC", threads=2)
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (4, 3, 6), (2, 3, 4, 3, 5), (2, 2, 3, 2, 3, 2)], ids=str)
@@ -132,11 +133,10 @@ def test_other_numbers_of_dimensions(shape: tuple[int, ...]) -> None:
         index = tuple(slice(-1, 0, -1) if axis in cut else slice(None) for axis in range(rank))
         begins = tuple(n - 1 if axis in cut else 0 for axis, n in enumerate(shape))
         steps = tuple(-1 if axis in cut else 1 for axis in range(rank))
-        pad = PadProblem(shape, tuple((2, 1) if axis in cut else (0, 0) for axis in range(rank)), 3.0)
+        pad = ops.Pad(tuple((2, 1) if axis in cut else (0, 0) for axis in range(rank)), 3.0)
         check("slice", sliced(shape, begins, x[index].shape, steps), layout, [(x, "")], x[index])
-        check("pad", pad, layout, [(x, "")], padded(x, pad))
-    pad = PadProblem(shape, ((0, 0),) * rank)
-    check("pad", pad, layout, [(x, "")], x)
+        check("pad", pad.problem(shape), layout, [(x, "")], padded(x, pad))
+    check("pad", ops.Pad(((0, 0),) * rank).problem(shape), layout, [(x, "")], x)
 
 
 def shuffled(x: Array, groups: int) -> Array:
@@ -172,8 +172,8 @@ def test_any_slice_of_any_pad(data: st.DataObject, layout: str) -> None:
     shape = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(1, 9), st.integers(1, 20)))
     x = array(*shape)
     pads = data.draw(st.tuples(*[st.tuples(*[st.integers(-(n // 3), 3)] * 2) for n in shape]))
-    p = PadProblem(shape, pads, -3.0)
-    check("pad", p, layout, [(x, layout)], padded(x, p))
+    pad = ops.Pad(pads, -3.0)
+    check("pad", pad.problem(shape), layout, [(x, layout)], padded(x, pad))
     steps = data.draw(st.tuples(*[st.sampled_from((1, 1, 2, -1, -3))] * 4))
     firsts = data.draw(st.tuples(*[st.integers(0, n - 1) for n in shape]))
     index = tuple(slice(a, None, step) for a, step in zip(firsts, steps, strict=True))
@@ -190,8 +190,8 @@ def test_any_slice_of_any_pad(data: st.DataObject, layout: str) -> None:
         (lambda: sliced((1, 3, 4, 4), (0, 2, 0, 0), (1, 2, 4, 4), (1, 1, 1, 1)), "gather: runs=.*stay inside"),
         (lambda: ops.Slice(1, 2, 2).problem((1, 3, 4, 4)), "slice: begin=2.*2 of the 3"),
         (lambda: ops.Slice(1, 0, 2, 0).problem((1, 3, 4, 4)), "slice: begin=.*step 0"),
-        (lambda: PadProblem((1, 3, 4, 4), ((0, 0), (0, 0), (-3, -2), (0, 0))), "pad: pads=.*crops more"),
-        (lambda: PadProblem((1, 3, 4, 4), ((0, 0), (0, 0), (0, 0))), "pad: pads=.*each of 4 axes"),
+        (lambda: ops.Pad(((0, 0), (0, 0), (-3, -2), (0, 0))).problem((1, 3, 4, 4)), "pad: pads=.*crops more"),
+        (lambda: ops.Pad(((0, 0), (0, 0), (0, 0))).problem((1, 3, 4, 4)), "pad: pads=.*each of 4 axes"),
         (lambda: ops.Shuffle(3).problem((1, 10, 4, 4)), "shuffle: groups=3"),
     ],
 )

@@ -11,7 +11,7 @@ from eltwise_lab import available, check, isa_layouts, sliced
 from storage_oracle import Array
 
 from blockconv import Layout, Quantization
-from blockconv.core.eltwise_problem import ConcatProblem, PadProblem
+from blockconv.core.eltwise_problem import ConcatProblem
 from blockconv.network import ops
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
@@ -73,7 +73,7 @@ def test_bytes_are_moved(layout: str) -> None:
         check("gather", p2, layout, [(x, layout)], x.take(indices, axis), fill=200, quantizations=SAME)
     for pads in (((0, 0), (0, 0), (1, 2), (1, 1)), ((0, 1), (3, 2), (0, 1), (1, 0))):
         wanted = np.pad(x, pads, constant_values=200)
-        pad = PadProblem(x.shape, pads, 200)
+        pad = ops.Pad(pads, 200).problem(x.shape)
         check("pad", pad, layout, [(x, layout)], wanted, fill=200, quantizations=SAME)
     y = array(2, 36, 4, 5)
     wanted = y.reshape(2, 3, 12, 4, 5).swapaxes(1, 2).reshape(y.shape)
@@ -94,5 +94,5 @@ def test_layouts_with_any_blocks(layout: str) -> None:
     concat(xs, layout, layout, [(0.5, 200)] * 3)
     x = xs[1]
     check("gather", ops.Gather(1, (4, 0, 2)).problem(x.shape), layout, [(x, layout)], x[:, [4, 0, 2]])
-    pad = PadProblem(x.shape, ((0, 0), (0, 1), (1, 0), (0, 0)), 3)
+    pad = ops.Pad(((0, 0), (0, 1), (1, 0), (0, 0)), 3).problem(x.shape)
     check("pad", pad, layout, [(x, layout)], np.pad(x, pad.pads, constant_values=3))
