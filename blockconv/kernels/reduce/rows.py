@@ -33,14 +33,14 @@ from blockconv.runtime import Launch
 class Axes(NamedTuple):
     """A storage's neighbouring axes of one sort as one.
 
-    outer: whether they are summed, and how many elements they have.
+    outer: whether they are summed, and their loop.
     inner, row_steps, line, line_row, means: as of `MeanArgs`.
     vectors, period: as of `reduce_mean`.
     width: elements of a row that are summed at once.
     divisor: of the sums.
     """
 
-    outer: list[tuple[bool, int]]
+    outer: list[tuple[bool, MeanLoop]]
     inner: int
     vectors: int
     period: int
@@ -54,9 +54,11 @@ class Axes(NamedTuple):
     @staticmethod
     def of(problem: ReduceMeanProblem, layout: Layout, lanes: int, itemsize: int) -> Axes:
         p = problem
-        axes = [(axis.dim in p.axes, axis.size) for axis in layout.axes(p.shape) if axis.size > 1]
-        merged = [(sort, math.prod(size for _, size in same)) for sort, same in itertools.groupby(axes, lambda a: a[0])]
-        inner = 1 if not merged or merged[-1][0] else merged.pop()[1]
+        axes, merged = (axis for axis in layout.axes(p.shape) if axis.size > 1), []
+        for reduced, same in itertools.groupby(axes, lambda axis: axis.dim in p.axes):
+            sizes, strides = zip(*((axis.size, axis.stride) for axis in same), strict=True)
+            merged.append((reduced, MeanLoop(size=math.prod(sizes), stride=strides[-1] * itemsize)))
+        inner = 1 if not merged or merged[-1][0] else merged.pop()[1].size
         period, needed = (inner if lanes % inner == 0 else 0), -(-inner // lanes)
         vectors = min(range(1, min(MOST, needed) + 1), key=lambda k: (-(-needed // k) * (k + 1), -k))
         divisor = math.prod(p.shape[axis] for axis in p.axes) if p.kind == "mean" else 1
@@ -65,10 +67,10 @@ class Axes(NamedTuple):
         if [reduced for reduced, _ in merged] not in _FOLDED or inner > width:
             return found
         *outer, (_, lines), (_, steps) = merged
-        line = steps * inner
+        line = steps.size * inner
         if line * itemsize > LONGEST_LINE:
             return found
-        rows = Axes(outer, lines * line, vectors, period, 1, WIDE * lanes, divisor)
+        rows = Axes(outer, lines.size * line, vectors, period, 1, WIDE * lanes, divisor)
         return rows._replace(line=line, line_row=row_steps * inner, means=inner)
 
     def segment(self, results: int, threads: int, held: int) -> int:
@@ -87,12 +89,7 @@ def _launches(request: Request) -> list[Launch]:
     if 0 in p.shape:
         return []
     at = Axes.of(p, layout, lanes, itemsize)
-    stride = at.inner * itemsize
-    loops: list[tuple[bool, MeanLoop]] = []
-    for reduced, size in reversed(at.outer):
-        loops.insert(0, (reduced, MeanLoop(size=size, stride=stride)))
-        stride *= size
-    kept, summed = (_three([loop for reduced, loop in loops if reduced == sort]) for sort in (False, True))
+    kept, summed = (_three([loop for reduced, loop in at.outer if reduced == sort]) for sort in (False, True))
     results, rows = math.prod(loop.size for loop in kept), summed[-1].size // at.row_steps
     segment = at.segment(results, threads, held)
     segments = -(-at.inner // segment)

@@ -94,5 +94,5 @@ def test_layouts_with_any_blocks(layout: str) -> None:
     concat(xs, layout, layout, [(0.5, 200)] * 3)
     x = xs[1]
     check("gather", ops.Gather(1, (4, 0, 2)).problem(x.shape), layout, [(x, layout)], x[:, [4, 0, 2]])
-    pad = ops.Pad(((0, 0), (0, 1), (1, 0), (0, 0)), 3).problem(x.shape)
-    check("pad", pad, layout, [(x, layout)], np.pad(x, pad.pads, constant_values=3))
+    pad = ops.Pad(((0, 0), (0, 1), (1, 0), (0, 0)), 3)
+    check("pad", pad.problem(x.shape), layout, [(x, layout)], np.pad(x, pad.pads, constant_values=3))
