@@ -9,6 +9,7 @@ from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import emitted, load_bits, load_f, load_i64, store_bits, store_f, store_i64
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.requantize import FLOAT32, EpilogueArguments, QuantizationArguments, float_of
 
 UNROLL = 4  # vectors at a time, so that a comparison need not wait for the one before
@@ -20,11 +21,9 @@ SRC_FILL = EpilogueArguments.fields["src_fill"].first
 SCALE, LOW, HIGH = (8 * QuantizationArguments.fields[name].first for name in ("scale", "low", "high"))
 
 
-class DynamicArgs(Arguments):
+class DynamicArgs(Operands):
     """Elements of float32 that are read, part by part."""
 
-    src = word("the first element", "address")
-    dst = word("what the kernel writes", "address")
     found = word("the scale and the zero point, a float32 each", "address", 0)
     size = word("of the source", "elements")
     task_size = word("in a task", "elements", 0)

@@ -39,9 +39,9 @@ def _find_ops(request: Request) -> list[Launch]:
     least = TASK_BYTES // ITEMSIZE
     task_size = max(least, -(-size // (MOST_RANGES * least)) * least)
     tasks, ranges = -(-size // task_size), Buffer(2)
-    args = DynamicArgs(src=Buffer(0), dst=ranges, size=size, task_size=task_size)
+    args = DynamicArgs(dst=ranges, size=size, task_size=task_size)
     chunk = chunk_of(tasks, task_size * ITEMSIZE, threads)
-    last = DynamicArgs(src=ranges, dst=Buffer(1), size=2 * tasks, task_size=2 * tasks)
+    last = DynamicArgs(src=ranges, size=2 * tasks, task_size=2 * tasks)
     return [
         Launch(find_quantization(lanes, False), args, tasks, chunk),
         Launch(find_quantization(lanes, True), last, 1, scratch=FOUND_BYTES),
@@ -59,7 +59,7 @@ def _quantize_ops(request: Request) -> list[Launch]:
     size, task_size = request.dst.size(request.problem.src_shape), TASK_BYTES // ITEMSIZE
     if not size:
         return []
-    args = DynamicArgs(src=Buffer(0), found=Buffer(1), dst=Buffer(2), size=size, task_size=task_size)
+    args = DynamicArgs(found=Buffer(1), dst=Buffer(2), size=size, task_size=task_size)
     tasks = -(-size // task_size)
     kernel = dynamic_quantize(request.machine.lanes(ITEMSIZE))
     chunk = chunk_of(tasks, TASK_BYTES, request.threads)

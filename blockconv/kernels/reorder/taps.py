@@ -18,16 +18,15 @@ from blockconv.core.layout import row_major
 from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import store_i64
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.transposed_tile import TABLED, TileAddresses, TransposeShape, transpose_tile
 from blockconv.kernels.reorder.kernels import SCRATCH, fill_line
-from blockconv.runtime import OWN_TABLE, Buffer, Launch
+from blockconv.runtime import OWN_TABLE, Launch
 
 
-class PackTapsArguments(Arguments):
+class PackTapsArguments(Operands):
     """Weights of several convolutions. A task is a block of channels, of all taps."""
 
-    src = word("the weights", "address")
-    dst = word("the packed weights", "address")
     table = word("a `TapOffset` for each tap, then a `TapVector` for each vector of each block", "address")
     taps = word("taps of a pair of channels", "taps")
     vectors = word("vectors of a block", "vectors")
@@ -106,8 +105,6 @@ def pack_taps_op(pieces: Sequence[tuple[Any, int]], shape: tuple[int, ...], item
     exist = [np.clip(channels[k] - index[k], 0, inner if k == dim else 1) for k in range(3)]
     vectors = np.stack([np.dot(steps, index[:3]), first % each * itemsize, np.multiply.reduce(exist)], axis=1)
     args = PackTapsArguments(
-        src=Buffer(0),
-        dst=Buffer(1),
         table=OWN_TABLE,
         taps=taps,
         vectors=each // row * len(starts),
