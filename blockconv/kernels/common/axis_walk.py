@@ -18,9 +18,10 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
 from blockconv.jit.ir import const, counted, emitted
 from blockconv.kernels.common.conversion import ConversionArguments, read_and_written
-from blockconv.kernels.common.copies import fill_elements, gather_blocks, scatter_blocks
+from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.operands import Operands
+from blockconv.kernels.common.vectors import fill_elements
 from blockconv.kernels.common.walk import PaddedChannels, zero_missing
 
 ALONG, ALONG_BLOCKS, ACROSS = range(3)  # directions

@@ -1,12 +1,9 @@
 """Copies of bytes inside kernels."""
 
 from blockconv import jit
-from blockconv.core import target
-from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import const, counted, emitted, fill_memory, load_i64, move, shuffle, store_bits, store_repeated
+from blockconv.jit.ir import fill_memory, load_i64, move, store_bits, store_repeated
 from blockconv.kernels.common.tile import LINE
-from blockconv.kernels.common.vectors import Vectors
 
 
 def copy_bytes(dst, src, size, widths=(64, 16, 4)):
@@ -88,24 +85,6 @@ def fill_pixels(dst, pixels, size, fill):
     else:
         for at in range(0, pixels * size, width):
             store_repeated(dst + at, fill, width)
-
-
-@emitted
-def fill_elements(builder, itemsize: int, dst, count, bits) -> None:
-    """Write `count` elements of these bits, if there are any."""
-    v = Vectors(builder, Types.bits(itemsize).src, target.isa().vector_bytes // itemsize)
-    value = v.splat(builder.trunc(bits, v.element) if itemsize < 8 else bits)
-    whole, is_masked = builder.sdiv(count, const(v.lanes)), target.isa().name == "avx512"
-    with counted(builder, whole) as n:
-        v.store(value, dst + n * v.bytes)
-    at, rest, lanes = dst + whole * v.bytes, count - whole * v.lanes, v.lanes
-    if is_masked:
-        v.store(value, at, v.below(rest))
-    while lanes > 1 and not is_masked:  # a masked store of AVX2 takes some processors 20 cycles
-        lanes //= 2
-        with builder.if_then(builder.icmp_signed("!=", rest & lanes, const(0))):
-            v.store(shuffle(builder, value, value, [0] * lanes), at)
-        at = at + (rest & lanes) * itemsize
 
 
 class FillArgs(Arguments):

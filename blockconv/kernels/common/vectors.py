@@ -10,8 +10,8 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.core.types import SIGNED, ElementType
-from blockconv.jit.ir import I32, call_llvm, const, counted, join, pointer, shuffle, splat
+from blockconv.core.types import SIGNED, ElementType, Types
+from blockconv.jit.ir import I32, call_llvm, const, counted, emitted, join, pointer, shuffle, splat
 from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 
@@ -434,3 +434,21 @@ class Vectors:
         tail = self.polynomial(t, [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592, 0.0])
         value = 1.0 - tail * self.exp(-(size * size))
         return self.b.select(negative, -value, value)
+
+
+@emitted
+def fill_elements(builder, itemsize: int, dst, count, bits) -> None:
+    """Write `count` elements of these bits, if there are any."""
+    v = Vectors(builder, Types.bits(itemsize).src, target.isa().vector_bytes // itemsize)
+    value = v.splat(builder.trunc(bits, v.element) if itemsize < 8 else bits)
+    whole, is_masked = builder.sdiv(count, const(v.lanes)), target.isa().name == "avx512"
+    with counted(builder, whole) as n:
+        v.store(value, dst + n * v.bytes)
+    at, rest, lanes = dst + whole * v.bytes, count - whole * v.lanes, v.lanes
+    if is_masked:
+        v.store(value, at, v.below(rest))
+    while lanes > 1 and not is_masked:  # a masked store of AVX2 takes some processors 20 cycles
+        lanes //= 2
+        with builder.if_then(builder.icmp_signed("!=", rest & lanes, const(0))):
+            v.store(shuffle(builder, value, value, [0] * lanes), at)
+        at = at + (rest & lanes) * itemsize

@@ -21,9 +21,9 @@ from typing import Any
 from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.ir import copy_memory, store_bits
-from blockconv.kernels.common.copies import fill_elements
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
+from blockconv.kernels.common.vectors import fill_elements
 from blockconv.runtime import Buffer
 
 Shape = tuple[int, ...]

@@ -1,13 +1,14 @@
 """Between integers of 4 bits, two a byte with the first in its lower bits, and the same one a byte."""
 
 from blockconv import jit
-from blockconv.core import target
 from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import const, counted, emitted
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.runtime import Buffer, Launch
+
+LANES = 32  # packed bytes of a vector
 
 
 class NibbleArgs(Arguments):
@@ -24,7 +25,7 @@ class NibbleArgs(Arguments):
 def move_pairs(builder, packs: int, src, dst, count, flip) -> None:
     """Unpack `count` bytes, or pack as many: by vectors, then one by one."""
     done = const(0)
-    for lanes in (target.isa().vector_bytes // 2, 1):
+    for lanes in (LANES, 1):
         v = Vectors(builder, Types.bits(1).src, lanes)
         groups = builder.sdiv(count - done, const(lanes))
         with counted(builder, groups) as n:
