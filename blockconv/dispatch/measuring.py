@@ -145,7 +145,7 @@ def _matrix_times() -> dict[str, tuple[TileTimes, ...]]:
 
     While it multiplies, the vectors of the tile before are stored. Only tiles of one step show the time of the stores.
     """
-    layout, times = f"nCHW{_lanes()}", {}
+    layout, times = f"NCHW{_lanes()}", {}
     shapes = TileShape(1, 2 * LINES, 2), TileShape(1, LINES, 1)
     for types in (_BYTES, _BRAIN) if target.isa().amx else ():
         channels, name = LINE_BYTES // types.src.itemsize, name_of(matrix_dot_for(types, target.isa()))
@@ -158,7 +158,7 @@ def _matrix_times() -> dict[str, tuple[TileTimes, ...]]:
 
 def _whole_tile_times(shape: TileShape, types: Types = _FLOATS, reduced: Reduced = _BY_ONE) -> TileTimes:
     """The times of a tile whose channels are stored whole. If its accumulators wait, its end may come out as zero."""
-    name, layout = f"a tile of {shape.pixels}x{shape.vectors} vectors", f"nCHW{_lanes()}"
+    name, layout = f"a tile of {shape.pixels}x{shape.vectors} vectors", f"NCHW{_lanes()}"
     far = reduced._replace(depths=FAR_DEPTHS, blocks=FAR_BLOCKS, tiles=FAR_TILES)
     near = positive(
         name,
@@ -176,7 +176,7 @@ def _tile_times(shape: TileShape, dst: str, types: Types = _FLOATS, reduced: Red
         for blocks in reduced.blocks:
             oc = blocks * shape.vectors * lanes
             problem = Conv2dProblem(1, depth * reduced.channels, 1, reduced.tiles * shape.pixels, oc, 1, 1)
-            runs[depth, blocks] = _convolution(problem, Layout("NHWC"), _layout(dst), shape, reduced.row, types)
+            runs[depth, blocks] = _convolution(problem, Layout("NHWC"), Layout(dst), shape, reduced.row, types)
     found = in_turns(runs)
     few, many = reduced.blocks
     more = reduced.tiles * (many - few)
@@ -190,11 +190,9 @@ def _lanes() -> int:
     return target.isa().vector_bytes // ITEMSIZE
 
 
-def _layout(name: str) -> Layout:
-    """nCHW<block> of any block, or a layout's own name."""
-    if name.startswith("nCHW"):
-        return Layout(f"aBcd{name[4:]}b" if name != "nCHW1" else "NCHW")
-    return Layout(name)
+def _blocking(row: str, problem: Conv2dProblem, src: Layout, dst: Layout) -> Any:
+    """How a row blocks a problem."""
+    return named("conv2d", row).prepare(problem, src, dst, _FLOATS).blocking
 
 
 def _convolution(
@@ -213,10 +211,10 @@ def _convolution(
 def _spread() -> float:
     """Seconds of a multiply-add of groups that share a vector: the slope over rows of a kernel."""
     lanes, of, rows, cols = _lanes(), _lanes() // 2, 8, 56
-    lay, (few, many), types = _layout(f"nCHW{lanes}"), (1, 3), Types.all("float32")
+    lay, (few, many) = Layout(f"NCHW{lanes}"), (1, 3)
     kernels = {kh: Conv2dProblem(1, lanes, rows + kh - 1, cols + 2, lanes, kh, 3, g=lanes // of) for kh in (few, many)}
     found = in_turns({kh: _convolution(p, lay, lay, row="conv_grouped") for kh, p in kernels.items()})
-    tile = named("conv2d", "conv_grouped").prepare(kernels[few], lay, lay, types).blocking
+    tile = _blocking("conv_grouped", kernels[few], lay, lay)
     outputs = -(-rows // tile.rows) * tile.rows * -(-cols // tile.pixels) * tile.pixels
     return (found[many] - found[few]) / float(outputs * of * 3 * (many - few))
 
@@ -224,8 +222,8 @@ def _spread() -> float:
 def _stores(shape: TileShape, whole: TileTimes) -> dict[str, float]:
     """Seconds of a vector beyond one stored whole, by the channels stored together; see `MachineProfile.stores`."""
     lanes, vectors = _lanes(), shape.pixels * shape.vectors
-    layouts = {"rows": "NHWC", "1": "NCHW", str(SCATTERED): f"nCHW{SCATTERED_BLOCK}"}
-    layouts |= {str(part): f"nCHW{part}" for part in (2, 4, 8) if part < lanes}
+    layouts = {"rows": "NHWC", "1": "NCHW", str(SCATTERED): f"NCHW{SCATTERED_BLOCK}"}
+    layouts |= {str(part): f"NCHW{part}" for part in (2, 4, 8) if part < lanes}
     found = {name: _tile_times(shape, layout) for name, layout in layouts.items()}
     stored = {name: max(0.0, (at.tile - whole.tile) / vectors) for name, at in found.items()}
     return stored | {"partial": _partial()}
@@ -246,11 +244,11 @@ def _partial() -> float:
 def _winograd_spread() -> float:
     """The same of Winograd's products: the slope over the channels of a group, which change nothing else."""
     lanes, size, form = _lanes(), 24, FORMS[1]
-    lay, row = _layout(f"nCHW{lanes}"), f"conv_winograd_f{form.m}"
+    lay, row = Layout(f"NCHW{lanes}"), f"conv_winograd_f{form.m}"
     groups = {of: Conv2dProblem(1, 8 * lanes, size, size, 8 * lanes, 3, 3, ph=1, pw=1, g=8 * lanes // of)
               for of in (lanes // 2, lanes)}  # fmt: skip
     found = in_turns({of: _convolution(p, lay, lay, row=row) for of, p in groups.items()})
-    at = named("conv2d", row).prepare(groups[lanes], lay, lay, Types.all("float32")).blocking
+    at = _blocking(row, groups[lanes], lay, lay)
     products = form.positions * at.tile_blocks * at.block_tiles * 8 * (lanes - lanes // 2)
     return (found[lanes] - found[lanes // 2]) / float(products)
 
@@ -260,17 +258,17 @@ _PACKED = {
     "1": ("NCHW", 1, 16),
     "2": ("NHWC", 1, 2),
     "3": ("NHWC", 1, 3),
-    "4": ("nCHW4", 1, 16),
-    "8": ("nCHW8", 1, 16),
-    "16": ("nCHW16", 1, 16),
+    "4": ("NCHW4", 1, 16),
+    "8": ("NCHW8", 1, 16),
+    "16": ("NCHW16", 1, 16),
     "2 apart": ("NHWC", 8, 2),
     "3 apart": ("NHWC", 8, 3),
     "4 apart": ("NHWC", 8, 4),
     "8 apart": ("NHWC", 4, 8),
     "16 apart": ("NHWC", 4, 16),
-    "4 cut": ("nCHW4", 8, 3),
-    "8 cut": ("nCHW8", 8, 6),
-    "16 cut": ("nCHW16", 8, 12),
+    "4 cut": ("NCHW4", 8, 3),
+    "8 cut": ("NCHW8", 8, 6),
+    "16 cut": ("NCHW16", 8, 12),
 }
 _WINDOWS = (8, 112), (64, 14), (4, 14)  # (rows, columns) of outputs: many pixels in few rows, in many, and few pixels
 
@@ -288,17 +286,17 @@ def _packs(fma: float) -> dict[str, float]:
     multiply-add. A task or a row comes out as so little only if a neighbour disturbed the machine.
     """
     pixels = next(most for vectors, most in tiles_of_registers(target.isa(), target.isa().fma) if vectors == 2)
-    shape, dst = TileShape(1, min(pixels, 14), 2), _layout(f"nCHW{_lanes()}")
+    shape, dst = TileShape(1, min(pixels, 14), 2), Layout(f"NCHW{_lanes()}")
     sums: list[list[float]] = []
     taken: list[float] = []
     for k, (layout, groups, channels) in enumerate(_PACKED.values()):
-        runs = {}
+        src, runs = Layout(layout), {}
         for rows, cols in _WINDOWS:
             for blocks in (1, 2):
                 oc = groups * blocks * shape.vectors * _lanes()
                 problem = Conv2dProblem(1, groups * channels, rows + 1, cols, oc, 2, 1, g=groups)
-                runs[rows, blocks] = _convolution(problem, _layout(layout), dst, shape)
-            parts = groups * -(-channels // _block(problem, _layout(layout), dst))
+                runs[rows, blocks] = _convolution(problem, src, dst, shape)
+            parts = groups * -(-channels // _blocking("conv_direct", problem, src, dst).cb)
             lines = parts * (rows + 1)
             sums.append([1, groups, lines, *(lines * cols * (k == other) for other in range(len(_PACKED)))])
         found = in_turns(runs)
@@ -307,26 +305,20 @@ def _packs(fma: float) -> dict[str, float]:
     return dict(zip(("task", "row", *_PACKED), each, strict=True))
 
 
-def _block(problem: Conv2dProblem, src: Layout, dst: Layout) -> int:
-    """Channels that are packed together."""
-    found = named("conv2d", "conv_direct").prepare(problem, src, dst, Types.all("float32")).blocking
-    return int(found.cb)
-
-
 def _depthwise() -> dict[str, list[float]]:
     """Seconds of a multiply-add and of a vector of outputs; see `MachineProfile.depthwise`. By two sizes of kernels."""
-    found, size, types = {}, 28, Types.all("float32")
+    found, size = {}, 28
     for name, (layout, stride) in {
-        "channels": (f"nCHW{_lanes()}", 1),
+        "channels": (f"NCHW{_lanes()}", 1),
         "pixels": ("NCHW", 1),
         "pixels apart": ("NCHW", 2),
     }.items():
-        lay, channels, runs, counts = _layout(layout), 4 * _lanes(), {}, []
+        lay, channels, runs, counts = Layout(layout), 4 * _lanes(), {}, []
         for k in (3, 5):
             sizes = channels, stride * size, stride * size, channels, k, k
             problem = Conv2dProblem(1, *sizes, sh=stride, sw=stride, ph=k // 2, pw=k // 2, g=channels)
             runs[k] = _convolution(problem, lay, lay, row="conv_depthwise")
-            at = named("conv2d", "conv_depthwise").prepare(problem, lay, lay, types).blocking
+            at = _blocking("conv_depthwise", problem, lay, lay)
             products = at.flops(problem) / (2 * at.lanes)
             counts.append((products, products / k**2))
         found[name] = rates(counts, list(in_turns(runs).values()))
@@ -335,11 +327,11 @@ def _depthwise() -> dict[str, list[float]]:
 
 def _all_transforms(fma: float) -> dict[str, tuple[float, float]]:
     """Seconds of Winograd's transforms, as `MachineProfile.transforms` names them. fma: seconds of a multiply-add."""
-    found, parts = {}, [width for width in (1, 2, 4, 8) if width < _lanes()]
+    found, parts = {}, [width for width in (2, 4, 8) if width < _lanes()]
     for form in FORMS:
         name = f"{form.m}x{form.m} stride {form.stride}"
-        layouts = {name: f"nCHW{_lanes()}", f"{name} in rows": "NHWC"}
-        layouts |= {f"{name} of {width}": f"nCHW{width}" for width in parts}
+        layouts = {name: f"NCHW{_lanes()}", f"{name} in rows": "NHWC"}
+        layouts |= {f"{name} of {width}": f"NCHW{width}" for width in parts} | {f"{name} of 1": "NCHW"}
         for kind, layout in layouts.items():
             found[kind] = positive(kind, functools.partial(_transforms, form, layout, fma), iter)
     return found
@@ -351,12 +343,12 @@ def _transforms(form: Form, layout: str, fma: float) -> tuple[float, float]:
     fma: seconds of a multiply-add, which the products are made of.
     """
     lanes, size = _lanes(), 24
-    lay, row = _layout(layout), named("conv2d", f"conv_winograd_f{form.m}")
+    lay, row = Layout(layout), named("conv2d", f"conv_winograd_f{form.m}")
     runs, counts, products = {}, [], []
     for ic, oc in ((8 * lanes, lanes), (lanes, 8 * lanes)):
         ih, s = size * form.stride, form.stride
         problem = Conv2dProblem(1, ic, ih, ih, oc, 3, 3, sh=s, sw=s, ph=1, pw=1)
-        found = row.prepare(problem, lay, lay, Types.all("float32"))
+        found = row.prepare(problem, lay, lay, _FLOATS)
         runs[ic] = runner(found, problem, lay, lay, ITEMSIZE)
         counts.append(transforms(problem, lay, found.blocking))
         products.append(multiply_adds(host(), problem, found.blocking) * fma)
@@ -399,7 +391,7 @@ def _read(size: int) -> Callable[[], None]:
     lay, planes, rows = Layout("NCHW"), 16, 64
     columns = size // (planes * rows * ITEMSIZE)
     problem = Pool2dProblem("max", 1, planes, rows, columns, rows, columns)
-    found = named("pool2d", "pool_windows").prepare(problem, lay, lay, Types.all("float32"))
+    found = named("pool2d", "pool_windows").prepare(problem, lay, lay, _FLOATS)
     return runner(found, problem, lay, lay, ITEMSIZE)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +20,7 @@ WARM = 0.05  # seconds of work before the first sample, in which a processor's c
 ATTEMPTS = 16
 # Seconds before the second attempt, twice as many before each further one up to the longest: neighbours work in bursts.
 PAUSE, LONGEST_PAUSE = 0.05, 4.0
+BUSY = 0.1  # of a processor: a process that uses more disturbs
 WINDOWS = 20  # in which the clock is timed first
 MOST_SLOWED = 0.2  # by which the clock may be slower than alone: more is a neighbour on the same core
 MOST_SPREAD = 0.05  # from the lower quartile of a time to its median: more is a disturbed machine
@@ -78,6 +81,7 @@ def in_turns(runs: Runs) -> dict[Any, float]:
     clock = _clocks[-1] if _clocks else None
     all_runs = runs if clock is None else {**runs, _CLOCK: clock.run}
     repeats = {name: _repeats(run) for name, run in all_runs.items()}
+    begin, used = time.perf_counter(), _used()
     found: dict[Any, float] = {}
     spread: dict[Any, float] = {}
     for attempt in range(ATTEMPTS):
@@ -91,7 +95,28 @@ def in_turns(runs: Runs) -> dict[Any, float]:
             return {name: found[name] for name in runs}
     left = [name for name in runs if name not in found]
     most = max((spread[name] for name in left if name in spread), default=MOST_SLOWED)
-    raise UnsteadyError(f"tune: samples of {left} differed by {most:.0%} in each of {ATTEMPTS} attempts; try again")
+    remedy = _remedy(used, time.perf_counter() - begin)
+    raise UnsteadyError(f"tune: samples of {left} differed by {most:.0%} in each of {ATTEMPTS} attempts; {remedy}")
+
+
+def _used() -> dict[str, float]:
+    """Seconds of a processor that each other process has used: {"123 (its name)": seconds}; {} where no file says."""
+    found = {}
+    for path in Path("/proc").glob("[1-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            name, _, fields = path.read_text(errors="replace").rpartition(") ")
+            if path.parent.name != str(os.getpid()):
+                found[f"{name})"] = sum(map(int, fields.split()[11:13])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def _remedy(before: Mapping[str, float], seconds: float) -> str:
+    """Which process disturbed the last seconds most, and what to do about it. before: `_used` at their beginning."""
+    shares = [((now - before.get(name, 0.0)) / seconds, name) for name, now in _used().items()]
+    most, name = max(shares, default=(0.0, ""))
+    if most < BUSY:
+        return "no process here was busy: another container, another virtual machine or the clock is; try again later"
+    return f"process {name} kept {most:.0%} of a processor busy: end it, or stop it (kill -STOP) until this is done"
 
 
 def _spread(samples: Sequence[float]) -> float:

@@ -6,7 +6,11 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +181,29 @@ def test_a_disturbed_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
     for name, value in {"ROUNDS": 3, "LEAST": 0.0, "WARM": 0.0, "MOST_SPREAD": -1.0, "PAUSE": 0.0}.items():
         monkeypatch.setattr(turns, name, value)
     runs: dict[Any, Any] = {"nothing": lambda: None}
-    with pytest.raises(turns.UnsteadyError, match=r"samples of \['nothing'\] differed"):
+    with pytest.raises(turns.UnsteadyError, match=r"samples of \['nothing'\] differed .*; (process \d+|no process)"):
         turns.in_turns(runs)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system has no file that says it")
+def test_the_process_that_disturbs_is_named() -> None:
+    """By its number and name, whatever is in the name; of none that is busy, where else to look."""
+    program = "import sys, time; open('/proc/self/comm', 'w').write('a) (b 1 2'); time.sleep(0.1)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", program]) as busy:
+        try:
+            before, begin = turns._used(), time.perf_counter()
+            while not any(name.startswith(f"{busy.pid} (a)") for name in turns._used()):
+                time.sleep(0.01)
+            time.sleep(0.5)
+            now = turns._used()
+            assert f"{os.getpid()} (" not in " ".join(now)
+            assert now[f"{busy.pid} (a) (b 1 2)"] > 0
+            others = {name: seconds for name, seconds in now.items() if not name.startswith(f"{busy.pid} ")}
+            told = turns._remedy({**others, **before}, 1e-9)
+            assert re.search(r"process \d+ \(.*\) kept \d+% of a processor busy: end it, or stop it", told)
+        finally:
+            busy.kill()
+    assert "no process here was busy" in turns._remedy(dict.fromkeys(turns._used(), 1e9), time.perf_counter() - begin)
 
 
 @pytest.mark.parametrize(("unsteady", "raises"), [(0, False), (2, False), (3, True)])
