@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, counted, emitted, shuffle, store_bits, transpose
+from blockconv.core.types import ElementType, Types
+from blockconv.jit.ir import const, counted, emitted, join, shuffle, store_bits, transpose
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
-from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.common.vectors import Vectors, lanes_below
 
 TOGETHER = 4  # vectors of a pixel that are moved at once
 
@@ -27,6 +27,7 @@ class PixelPacking(NamedTuple):
         every second one is packed; 0: neither.
     unit: channels of a block, where several blocks make a vector; else 0.
     narrow: channels of a packed pixel, if these are known to be a power of two less than `lanes`; else 0.
+    columns: pixels of planes that are transposed together, a power of two; 0: `lanes`.
     """
 
     src: int
@@ -35,6 +36,7 @@ class PixelPacking(NamedTuple):
     contiguous: int
     unit: int = 0
     narrow: int = 0
+    columns: int = 0
 
 
 class Pixels(NamedTuple):
@@ -159,8 +161,8 @@ def _by_channels(how: PixelPacking):
 
 def _by_planes(how: PixelPacking):
     lanes, src_bytes, itemsize = how.lanes, ElementType.of(how.src).itemsize, ElementType.of(how.packed).itemsize
-    each, most = how.contiguous - 1, how.narrow or lanes
-    square, rest = _transposer(how, each), _one_by_one(how)
+    each, most, columns = how.contiguous - 1, how.narrow or lanes, how.columns or lanes
+    square, rest = _transposer(how), _one_by_one(how)
 
     def pack(x):
         if x.step != each * src_bytes:
@@ -169,7 +171,8 @@ def _by_planes(how: PixelPacking):
         pixel = x.width * itemsize if x.apart == lanes * itemsize else lanes * itemsize
         for k in range(0, x.width, most):
             at, to = x.src + k * x.block, x.dst + k // lanes * x.apart
-            for p in range(0, x.pixels, lanes):
+            for p in range(0, x.pixels, columns):
+                p = max(0, min(p, x.pixels - columns))  # the last ones are moved back, to be as many
                 square(to + p * pixel, pixel, at + p * x.step, x.block, x.pixels - p, x.channels - k, x.width - k)
 
     return pack
@@ -258,24 +261,34 @@ def _zeroer(how: PixelPacking):
     return zero
 
 
-def _transposer(how: PixelPacking, each: int):
+def bits_transposer(
+    itemsize: int, lanes: int, narrow: int = 0, columns: int = 0, is_dense: bool = False, spills: bool = False
+):
+    """`_transposer` of elements of so many bytes, which are moved as they are."""
+    code = Types.bits(itemsize).src.code
+    return _transposer(PixelPacking(code, code, lanes, 2, 0, narrow, columns), is_dense, spills)
+
+
+def _transposer(how: PixelPacking, is_dense: bool = False, spills: bool = False):
     """transpose_square(dst, pixel, src, plane, pixels, channels, stored): planes of pixels to pixels of channels.
 
-    each: 1, or 2 for every second pixel; nothing past the last is read. pixel, plane: bytes from a pixel to the next in
-    the destination, from a channel to the next in the source. pixels, channels: that exist, of a vector's lanes.
-    stored: channels that are stored, as zero where they do not exist.
+    pixel, plane: bytes from a pixel to the next in the destination, from a channel to the next in the source. pixels,
+    channels: that exist, of `columns` and of a vector's lanes. stored: channels that are stored, as zero where they do
+    not exist. is_dense: planes of `columns` pixels follow one another. spills: all pixels and channels are stored, as
+    zero where they do not exist.
     """
-    lanes, rows = how.lanes, how.narrow or how.lanes
+    lanes, rows, columns, each = how.lanes, how.narrow or how.lanes, how.columns or how.lanes, how.contiguous - 1
+    most = max(rows, columns)  # lanes of a vector that is transposed
 
     @emitted
     def transpose_square(builder, dst, pixel, src, plane, pixels, channels, stored) -> None:
         b, (v, to) = builder, _held_and_packed(builder, how)
-        is_whole = (pixels >= lanes) & (channels >= rows)
+        is_whole = (pixels >= columns) & (channels >= rows)
 
         def loaded(at, count: Any | None):
-            """So many pixels of a plane, a vector, or all of its lanes."""
+            """So many pixels of a plane, or all of `columns`."""
             if each == 1:
-                return v.load(at, None if count is None else to.below(count))
+                return v.load(at, None if count is None else lanes_below(b, columns, count), lanes=columns)
             later = at + (lanes - 1) * v.itemsize  # the second vector begins with the first one's end
             if count is None:
                 both = v.load(at), v.load(later)
@@ -288,17 +301,20 @@ def _transposer(how: PixelPacking, each: int):
             return b.select(index < count, limit, const(0))
 
         def planes(whole: bool) -> list[Any]:
-            return [loaded(src + k * plane, None if whole else limited(k, channels, pixels)) for k in range(rows)]
+            if whole and is_dense:
+                return [v.load(src + k * most * v.itemsize, lanes=most) for k in range(rows * columns // most)]
+            found = [loaded(src + k * plane, None if whole else limited(k, channels, pixels)) for k in range(rows)]
+            return [join(b, found[k : k + most // columns]) for k in range(0, rows, most // columns)]
 
         def store(p: int, value, whole: bool) -> None:
-            at = dst + p * (pixel if rows == lanes else to.bytes)
-            if whole:
+            at = dst + p * (pixel if rows == most else most * to.itemsize)
+            if whole or spills:
                 to.store(value, at)
             else:  # of narrow pixels, a vector has several
-                count = limited(p, pixels, stored) if rows == lanes else pixels * rows - p * lanes
+                count = limited(p, pixels, stored) if rows == most else pixels * rows - p * most
                 to.store_below(value, at, count)
 
-        emit_transposed(b, is_whole, planes, store, rows, lanes)
+        emit_transposed(b, is_whole, planes, store, rows, columns)
 
     return transpose_square
 

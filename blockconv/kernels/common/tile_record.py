@@ -10,17 +10,11 @@ from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.tile import LINE
 
 
-class ReductionWords(Arguments):
-    """The steps of a reduction: words that the record of a tile and an op's block of arguments inherit."""
-
-    full_steps = word("steps that take a whole block of channels; of a record, those of each row of a run", "steps")
-    tail_steps = word("steps that take fewer channels, after all others; of a record, those of each row", "steps")
-    tail_channels = word("what each of those takes", "channels")
-    prefetch_lines = word("how much of the next weights each full step prefetches", "cache lines")
-
-
-class TileRecord(ReductionWords):
+class TileRecord(Arguments):
     """The arguments of `conv_tile`: the source, weights and destination of a tile, or of several in a row.
+
+    An op's block of arguments has a record with the words that all its tiles share (`NO_TILE`). A worker copies it to
+    its scratch, and writes the others there.
 
     A step of the reduction is one tap of one block of channels. All steps are one run of one row. Where some taps are
     left out, each block of channels is a run, whose rows have the remaining steps. The words from `dst` to `scratch`
@@ -28,6 +22,10 @@ class TileRecord(ReductionWords):
     one before it than the others are; then it computes some pixels again.
     """
 
+    full_steps = word("steps that take a whole block of channels, of each row of a run", "steps")
+    tail_steps = word("steps that take fewer channels, after all others, of each row", "steps")
+    tail_channels = word("what each of those takes", "channels")
+    prefetch_lines = word("how much of the next weights each full step prefetches", "cache lines")
     tiles = word("how many are computed, one after the other", "tiles")
     src_next = word("from the source of a tile to that of the next", "bytes")
     src_last = word("from the first one's to the last one's", "bytes")
@@ -55,11 +53,14 @@ class TileRecord(ReductionWords):
     scratch = word("memory for the accumulators of a tile", "address")
     clips = word("whether an activation that clips does so", "0 or 1")
     scales = word("a float32 for each output channel, which makes integer accumulators real numbers", "address")
-    part = word("what stores a tile that lacks channels: see `finish_part`", "address of a kernel", 0)
+    part = word("what stores a tile that lacks channels: see `finish_part`", "address of a kernel")
     sums = word("where the accumulators are kept from a block of the reduction to the next (`k_blocked`)", "address")
     is_first = word("whether this is the reduction's first block, before which they are the bias", "0 or 1")
     is_last = word("whether it is the last one, after which the tile is finished", "0 or 1")
     ahead = word("whether each step of several channels prefetches the next step's source", "0 or 1")
+
+
+NO_TILE = TileRecord(**dict.fromkeys(TileRecord.fields, 0))
 
 
 @contextlib.contextmanager

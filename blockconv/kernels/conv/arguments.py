@@ -3,10 +3,10 @@
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.kernels.common.geometry import Geometry, ImageSizes
 from blockconv.kernels.common.operands import ConvOperands
-from blockconv.kernels.common.tile_record import ReductionWords, TileRecord
+from blockconv.kernels.common.tile_record import TileRecord
 
 
-class TilesArguments(ConvOperands, ImageSizes, ReductionWords):
+class TilesArguments(ConvOperands, ImageSizes):
     """A convolution by tiles: what `conv_tiles` is called with, and the kernels that it calls.
 
     Pixels have the three axes of a `Space`: images of rows of columns. A group here is as many groups of the problem as
@@ -15,6 +15,7 @@ class TilesArguments(ConvOperands, ImageSizes, ReductionWords):
     the scratch, its rows are [channel block][level of depth][row].
     """
 
+    record = group(TileRecord, "what all tiles share; its steps are those of the whole reduction")
     offsets = word("from a pixel's source to what each step of its reduction reads: a table, in bytes", "address")
     ic = word("input channels", "channels, or packed pairs of these")
     oc = word("output channels", "channels")
@@ -34,7 +35,6 @@ class TilesArguments(ConvOperands, ImageSizes, ReductionWords):
     col_step = word("from a column of the window to the next", "columns of the source")
     sh = word("vertical stride", "rows")
     sw = word("horizontal stride", "columns")
-    window_sh = word("from the window's row of a row of the destination to that of the next", "rows of the window")
     depth = word("levels of a window: taps along an axis that is neither its rows nor its columns", "levels")
     depth_step = word("from a level to the next", "positions")
     depth_size = word("length of that axis", "positions")
@@ -43,7 +43,6 @@ class TilesArguments(ConvOperands, ImageSizes, ReductionWords):
     image_start = word("the first image's first level", "positions")
     source = group(Geometry, "the source's strides along image, row, column and channels, or packed pairs of these")
     destination = group(Geometry, "the destination's")
-    dst_block = word("from the destination's channels that are stored together to the next such", "bytes")
     parts = word("from `offsets` to a table: from each tile's first channel to what each store writes", "bytes")
     parts_step = word("of a tile in it; 0: stores are `dst_block` apart, and there is no table", "bytes")
     padded_oc = word("output channels, with the destination's padding", "channels")
@@ -71,11 +70,6 @@ class TilesArguments(ConvOperands, ImageSizes, ReductionWords):
     wei_blocks = word("blocks of weights of a group", "blocks")
     pack = word("what packs a window, by a `WindowRecord`", "address of a kernel")
     tile = word("what computes a tile, by a `TileRecord`", "address of a kernel")
-    part = word(
-        "what stores a tile that lacks channels; 0 where none does, or `tile` itself does", "address of a kernel"
-    )
-    ahead = word("as `TileRecord` has it", "0 or 1")
-    clips = word("likewise", "0 or 1")
     enter = word(
         "what a worker calls before its tasks, with the address of 64 bytes; 0: nothing", "address of a kernel"
     )
@@ -88,12 +82,9 @@ class TilesArguments(ConvOperands, ImageSizes, ReductionWords):
     tile_pixels = word("columns of a tile", "columns")
     tile_lines = word("pixels that are computed for a tile", "pixels")
     tile_width = word("output channels of a tile", "channels")
-    lanes = word("lanes of a vector; pixels of a tile's row, where vectors run along these", "elements")
-    itemsize = word("of an element of the destination", "bytes")
     dst_shift = word("1 where two of the destination's channels share a byte, whose `length` is of channels; else 0")
     acc_itemsize = word("of an accumulator, and of a bias", "bytes")
-    scales = word("from an output channel's bias to its scale, where it has one", "bytes")
-    src_pixel = word("from the source of a pixel to that of the next in its row", "bytes")
+    scales_at = word("from an output channel's bias to its scale, where it has one", "bytes")
 
 
 class WindowRecord(Arguments):

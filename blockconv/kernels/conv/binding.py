@@ -31,8 +31,8 @@ from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import lines_ahead
 from blockconv.kernels.common.operands import conv_operands
-from blockconv.kernels.common.packed_pixels import packing_of
 from blockconv.kernels.common.request import Request
+from blockconv.kernels.common.tile_record import NO_TILE, TileRecord
 from blockconv.kernels.conv import kernels, packing, packing_planes, pixel_blocking
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import ConvBlocking, has_parts, is_converted
@@ -55,24 +55,25 @@ def bind_tiles(
     read, written = (0, 0) if region is None else (region.read(bound.src), region.written(bound.dst))
     operands = conv_operands(epilogue.residual)
     offsets, parts, biases = bound.offsets(), bound.parts(), bound.bias_offsets()
+    words = (
+        bound.geometries() | bound.reduction(len(offsets)) | bound.window() | bound.tasks() | bound.kernels(epilogue)
+    )
+    record = {name: words.pop(name) for name in TileRecord.fields if name in words}
     args = fill(
         TilesArguments,
         operands,
         bound.at,
         blocking,
+        record=NO_TILE._replace(activation=operands.activation, **record),
         src=Buffer(operands.src.index, read),
         dst=Buffer(operands.dst.index, written),
         residual=Buffer(operands.residual.index, written),
         offsets=OWN_TABLE,
         padded_oc=request.dst.padded_shape(request.problem.dst_shape)[1],
-        **bound.geometries(),
         parts=WORD * len(offsets),
         parts_step=WORD * (len(parts) // (bound.groups * blocking.ocbs)),
         biases=WORD * (len(offsets) + len(parts)) if biases else 0,
-        **bound.reduction(len(offsets)),
-        **bound.window(),
-        **bound.tasks(),
-        **bound.kernels(epilogue),
+        **words,
     )
     at = bound.at
     tasks = at.images * bound.groups * args.row_tasks * args.col_tasks * blocking.splits
@@ -194,10 +195,13 @@ class _Binding:
         by_h = image == "h"  # an image is then a row of the destination, and the taps along h are levels
         strides = self.src, _in_bytes(self.dst) if self.dst_shift else self.dst
         src, dst = (g._replace(n=g.along(image), row=g.along(row), col=g.along(col)) for g in strides)
-        return {
+        channels = stored or (self.blocking.pixel_lanes and self.blocking.pixels) or self.blocking.lanes
+        block, width = (count * self.dst_itemsize >> self.dst_shift for count in (channels, self.blocking.width))
+        scattered = {"dst_row": self.blocking.pixels * width, "dst_pixel": width, "dst_block": block}
+        stores = {"dst_row": dst.row, "dst_pixel": dst.col, "dst_block": dst.block if dst.length <= stored else block}
+        return (stores if stored else scattered) | {
             "source": src._replace(n=0) if by_h else src,
             "destination": dst,
-            "dst_block": dst.block if dst.length <= stored else stored * self.dst_itemsize >> self.dst_shift,
             "depth_step": p.dh if by_h else 1,
             "depth_size": p.ih if by_h else NO_BLOCK,
             "depth_bytes": self.src.row if by_h else 0,
@@ -259,8 +263,8 @@ class _Binding:
             "ic_blocks": self.ic_blocks,
             "row_step": self.row_step,
             "col_step": self.col_step,
-            "window_sh": self.window_sh,
             "window_row": self.row,
+            "src_row": self.window_sh * self.row,
             "packed_row": self.row // shrunk,
             "packed_block": self.plane // shrunk,
             "packed_at": 0 if self.unpacks_pixels else panel_bytes - panel_bytes // shrunk,
@@ -282,11 +286,9 @@ class _Binding:
             "tile_pixels": blocking.pixels,
             "tile_lines": blocking.lines,
             "tile_width": blocking.width,
-            "lanes": blocking.pixels if blocking.pixel_lanes else blocking.lanes,
-            "itemsize": self.dst_itemsize,
             "dst_shift": self.dst_shift,
             "acc_itemsize": acc_itemsize,
-            "scales": self.bias_bytes * (len(blocking.kept.ranges) if blocking.kept else 1),
+            "scales_at": self.bias_bytes * (len(blocking.kept.ranges) if blocking.kept else 1),
         }
 
     def kernels(self, epilogue: Epilogue) -> Words:
@@ -331,31 +333,22 @@ class _Binding:
             return packing.unpack_pixels(cb, *self.converting)
         if self.dot.is_matrix and blocking.pixel_lanes:
             return packing.pack_interleaved(packed_as_one(self.types, self.dot), self.isa.vector_bytes)
-        if self.dot.is_matrix and self.packs_units:
+        is_odd = self.types.acc.is_float and self.ic % self.dot.channels > 0
+        if (is_odd and not blocking.interleaved) or (self.dot.is_matrix and self.packs_units):
             return self.unit_packer()
         if self.blocking.interleaved:
             return packing.pack_interleaved(cb)
-        is_odd = self.types.acc.is_float and self.ic % self.dot.channels > 0
         cuts_blocks = self.p.g > 1 and self.src.length < NO_BLOCK and self.ic % cb > 0
         if self.is_shared:
             filled = () if self.types.acc.is_float else (1,)
             return packing.pack_pixels(self.ic, cb, self.pixel // self.itemsize, blocking.lanes, itemsize, *filled)
         if cuts_blocks:
             return packing.pack_cut_window(cb, itemsize)
-        if is_odd:
-            return self.channel_packer()
         if self.blocking.pixel_lanes:
             return self.plane_packer()
         if self.blocking.has_panels_of_planes:
             return packing_planes.pack_planes(1, self.blocking.pixels * itemsize)
         return packing.pack_window(cb, itemsize)
-
-    def channel_packer(self) -> jit.Kernel:
-        """The kernel that packs channels that begin or end anywhere in a block of the source, and zeros after them."""
-        type, width = self.types.src, self.blocking.cb
-        src = self.src._replace(col=self.src.along(self.at.axes[2]))
-        how = packing_of(src, type, type, self.isa.vector_bytes // type.itemsize, self.col_step, width)
-        return packing.pack_channels(how, width)
 
     @property
     def packs_units(self) -> bool:

@@ -1,50 +1,28 @@
 """Code that packs windows: padding, lines of pixels with the channels that a vector's groups need, and bytes."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llvmlite import ir
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import (
     I8,
-    const,
     emitted,
-    join,
     load_bits,
     move,
-    pointer,
+    picked,
     shuffle,
     store_bits,
     store_vector,
     transpose,
 )
-from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.halves import widened
-from blockconv.kernels.common.packed_pixels import emit_transposed
+from blockconv.kernels.common.packed_pixels import bits_transposer
 from blockconv.kernels.common.unpacked import interleaved, unpacked, unpacked_pairs
-from blockconv.kernels.common.vectors import Vectors, lanes_below
+from blockconv.kernels.common.vectors import Vectors
 
 _FLOATS = {4: element("float32"), 8: element("float64")}  # by their size
-
-
-@functools.cache
-def pixel_filler(pixel: int, filled: bool):
-    """fill(dst, count, word) for pixels of so many bytes: with the four bytes of `word`, or, unless `filled`, zeros."""
-
-    @emitted
-    def zero_pixel(builder, dst):
-        kind = ir.VectorType(ir.IntType(8), pixel)
-        builder.store(ir.Constant(kind, None), pointer(builder, dst, kind), align=1)
-
-    def zero(dst, count, unused_word):
-        for k in range(count):
-            zero_pixel(dst + k * pixel)
-
-    def fill(dst, count, word):
-        fill_bytes(dst, count * pixel, word)
-
-    return fill if filled else zero
 
 
 def zero_filler(lanes: int, itemsize: int):
@@ -62,34 +40,11 @@ def zero_filler(lanes: int, itemsize: int):
     return zero
 
 
-def _plane_transposer(channels: int, pitch: int, lanes: int, itemsize: int):
-    """transpose_planes(dst, src, plane, last, count): `lanes` pixels of planes, `plane` bytes apart, to [pixel][pitch].
-
-    Planes past number `last` do not exist: nothing reads what takes their place. Pixels past `count` become zero.
-    """
-
-    @emitted
-    def transpose_planes(builder, dst, src, plane, last, count):
-        v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)  # bits are moved
-        mask, rows = v.below(count), min(pitch, lanes)
-        for first in range(0, channels, rows):
-            planes = []
-            for c in range(first, min(channels, first + rows)):
-                existing = builder.select(const(c) < last, const(c), last)
-                planes.append(v.load(src + existing * plane, mask))
-            planes += [ir.Constant(v.kind, ir.Undefined)] * (rows - len(planes))
-            step = lanes if pitch == rows else pitch  # vectors hold several narrow pixels, or a part of a wide one
-            for k, vector in enumerate(transpose(builder, planes, rows, lanes)):
-                v.store(vector, dst + (k * step + first) * itemsize)
-
-    return transpose_planes
-
-
 @functools.cache
 def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int):
     """pack_line for pixels of `channels` channels, `cb` at a time contiguous in the source."""
-    extent, pixel, extents = cb * itemsize, pitch * itemsize, channels // cb
-    transpose_planes = _plane_transposer(channels, pitch, lanes, itemsize)
+    extent, pixel, extents, rows = cb * itemsize, pitch * itemsize, channels // cb, min(pitch, lanes)
+    transpose = bits_transposer(itemsize, lanes, narrow=rows % lanes, spills=True)
 
     def pack_line(out, src, count, step, block, last):
         """`count` pixels, `step` bytes apart, whose contiguous extents are `block` bytes apart, to [pixel][pitch].
@@ -99,7 +54,9 @@ def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int):
         """
         if cb == 1 and step == itemsize:
             for p in range(0, count, lanes):
-                transpose_planes(out + p * pixel, src + p * step, block, last, count - p)
+                for c in range(0, channels, rows):
+                    to, planes = out + p * pixel + c * itemsize, src + p * step + c * block
+                    transpose(to, pixel, planes, block, count - p, last + 1 - c, 0)
         else:
             for _ in range(count):
                 for k in range(extents):
@@ -107,42 +64,6 @@ def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int):
                 src, out = src + step, out + pixel
 
     return pack_line
-
-
-def pixel_transposer(channels: int, touching: bool, lanes: int, itemsize: int):
-    """transpose_pixels(dst, plane, src, step, valid, stored, exist): pixels of channels become planes.
-
-    channels: of a pixel that are contiguous, `lanes` at most. touching: whether the next pixel's channels follow.
-    plane, step: bytes from a channel of the destination to the next, and from a pixel of the source. valid, stored:
-    pixels, of `lanes`, that are read, and that are written, as zeros where they are not read. exist: channels, of
-    `channels`, that are read and written.
-    """
-
-    @emitted
-    def transpose_pixels(builder, dst, plane, src, step, valid, stored, exist) -> None:
-        v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)  # bits are moved
-
-        def limited(index: int, count, limit):
-            return builder.select(const(index) < count, limit, const(0))
-
-        def loaded(whole: bool) -> list[Any]:
-            if whole and touching:
-                return [v.load(src + k * v.bytes) for k in range(channels)]
-            masks = [None if whole else lanes_below(builder, channels, limited(p, valid, exist)) for p in range(lanes)]
-            pixels = [v.load(src + p * step, mask, lanes=channels) for p, mask in enumerate(masks)]
-            each = lanes // channels
-            return [join(builder, pixels[k : k + each]) for k in range(0, lanes, each)]
-
-        def store(c: int, value, whole: bool) -> None:
-            if whole:
-                v.store(value, dst + c * plane)
-            else:
-                v.store_below(value, dst + c * plane, limited(c, exist, stored))
-
-        is_whole = builder.and_(valid >= lanes, exist >= channels)
-        emit_transposed(builder, is_whole, loaded, store, lanes, channels)
-
-    return transpose_pixels
 
 
 # ---------------------------------------------------------------- bytes
@@ -268,18 +189,15 @@ def strided_mover(stride: int, lanes: int, itemsize: int, is_whole: bool):
     Elements at `src` before number `first` and from number `end` on are not read: zeros take their place. is_whole: all
     exist, and all memory up to the end of the last stride is read.
     """
-    steps = range(0, lanes * stride, stride)
 
     @emitted
     def move_strided(builder, dst, src, first, end) -> None:
         v = Vectors(builder, _FLOATS[itemsize], lanes)
-        moved = ir.Constant(v.kind, ir.Undefined)
-        for start in sorted({step // lanes * lanes for step in steps}):
-            before, below = (v.below(bound - start) for bound in (first, end))
-            mask = None if is_whole else builder.and_(builder.not_(before), below)
-            loaded = v.load(src + start * itemsize, mask)
-            taken = [lanes + step - start if step // lanes * lanes == start else k for k, step in enumerate(steps)]
-            moved = shuffle(builder, moved, loaded, taken)
-        v.store(moved, dst)
+
+        def part(k: int):
+            before, below = (v.below(bound - k * lanes) for bound in (first, end))
+            return v.load(src + k * v.bytes, None if is_whole else builder.and_(builder.not_(before), below))
+
+        v.store(picked(builder, v.kind, range(0, lanes * stride, stride), part), dst)
 
     return move_strided

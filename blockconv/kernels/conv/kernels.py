@@ -115,28 +115,12 @@ class _Scattered(NamedTuple):
 
 def _write_common(a, run, scattered):
     """Write the words that the records of all tiles share: scattered ones are stored as `_Scattered.tile` first."""
-    lanes_bytes = a.lanes * a.itemsize >> a.dst_shift
-    width_bytes = a.tile_width * a.itemsize >> a.dst_shift
     tile_bytes = a.tile_lines * a.tile_width * a.acc_itemsize
-    residual = a.residual - a.dst
-    run.src_row, run.src_pixel = a.window_sh * a.window_row, a.src_pixel
-    run.tail_channels = a.tail_channels
-    run.prefetch_lines = a.prefetch_lines
-    run.activation = a.activation
-    run.scratch = scattered.tile - tile_bytes
-    run.part = a.part
-    run.ahead, run.clips = a.ahead, a.clips
+    copy_memory(run.address, a.record.address, TileRecord.nbytes)
+    run.scratch, run.residual = scattered.tile - tile_bytes, scattered.residual
     if scattered.all:
         run.dst = scattered.tile
-        run.dst_row = a.tile_pixels * width_bytes
-        run.dst_pixel = width_bytes
-        run.dst_block = lanes_bytes
-        run.residual = tile_bytes if residual else 0
-    else:
-        run.dst_row = a.destination.row
-        run.dst_pixel = a.destination.col
-        run.dst_block = a.dst_block
-        run.residual = residual
+        run.residual = tile_bytes if scattered.residual else 0
 
 
 class _Extent(NamedTuple):
@@ -213,9 +197,9 @@ def _write_row(a, run, cols):
     """Write the words that the tiles of a row of a task share."""
     pixels, last, tiles = a.tile_pixels, cols.size - a.tile_pixels, _tiles_of(a, cols)
     # Where each tile of a row has a panel, it begins with it.
-    src_next = a.panel_bytes if a.panel == pixels else pixels * a.src_pixel
+    src_next = a.panel_bytes if a.panel == pixels else pixels * a.record.src_pixel
     run.src_next = src_next
-    run.src_last = (tiles - 1) * src_next if a.panel == pixels else last * a.src_pixel
+    run.src_last = (tiles - 1) * src_next if a.panel == pixels else last * a.record.src_pixel
     run.dst_next = pixels * a.destination.col
     run.dst_last = last * a.destination.col
 
@@ -274,7 +258,7 @@ def _leave_out(a, run, every, rows, cols):
         table, ends = a.offsets + a.biases, a.tap_rows + 1
         number = ends * ends + left * (a.row_steps + 1) + right
         run.bia = every.bia + load_i64(table, top * ends + bottom) + load_i64(table, number)
-        run.scales = run.bia + a.scales
+        run.scales = run.bia + a.scales_at
 
 
 def _compute_rows(a, run, scattered, rows, cols, src, dst, block):
@@ -290,10 +274,10 @@ def _compute_rows(a, run, scattered, rows, cols, src, dst, block):
             if a.tap_rows:
                 col = cols.first + min(tile * a.tile_pixels, last_col)
                 _leave_out(a, run, every, _rows_in_bounds(a, rows.first + r), _cols_in_bounds(a, col))
-            run.src = src + r * a.window_sh * a.window_row + min(tile * run.src_next, run.src_last)
+            run.src = src + r * a.record.src_row + min(tile * run.src_next, run.src_last)
             at = dst + r * a.destination.row + min(tile * run.dst_next, run.dst_last)
             _compute_tiles(a, run, scattered, at, block)
-            run.prefetch += together * a.prefetch_lines * (every.full * LINE)
+            run.prefetch += together * a.record.prefetch_lines * (every.full * LINE)
             run.sums += together * tile_bytes
             tile += together
     run.bia = every.bia
@@ -330,7 +314,7 @@ def _written(a, group, ocb, valid):
 def _write_block(a, run, group, ocb):
     """Write the words that the records of a block of output channels share."""
     run.bia = a.bia + (group * a.ocbs + ocb) * (a.tile_width * a.acc_itemsize)
-    run.scales = run.bia + a.scales
+    run.scales = run.bia + a.scales_at
     if a.parts_step:
         run.dst_block = a.offsets + a.parts + (group * a.ocbs + ocb) * a.parts_step
 
@@ -339,8 +323,8 @@ def _write_steps(a, run, group, ocb, valid, k, sums):
     """Write which steps tiles reduce: block number `k` of them. The weights that come after these."""
     is_last = k == a.k_blocks - 1
     before = k * a.k_steps
-    full = a.full_steps - before if is_last else a.k_steps
-    tail = a.tail_steps if is_last else 0
+    full = a.record.full_steps - before if is_last else a.k_steps
+    tail = a.record.tail_steps if is_last else 0
     step_bytes = a.step_bytes
     wei = a.wei + (group * a.wei_blocks + ocb) * a.wei_block + before * step_bytes
     run.offsets = a.offsets + before * 8
@@ -389,7 +373,7 @@ def conv_tiles():
                 _pack_panels(a, run, window, image, n, group, task_rows, task_cols)
                 packed = rest
             top, left = task_rows.first - task_rows.window, task_cols.first - task_cols.window
-            src = window + top * a.window_sh * a.window_row + left * a.src_pixel
+            src = window + top * a.record.src_row + left * a.record.src_pixel
             dst = a.dst + n * a.destination.n
             dst += task_rows.first * a.destination.row + task_cols.first * a.destination.col
             _write_row(a, run, task_cols)

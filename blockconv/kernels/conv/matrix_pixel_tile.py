@@ -10,43 +10,26 @@ registers hold are reduced and stored before the next; where too few are left, s
 """
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 from blockconv import jit
 from blockconv.jit.ir import const, counted
-from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import TileSpec
 from blockconv.kernels.common.requantize import dequantized
 from blockconv.kernels.common.tile import LINE, Output
-from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles, source_of
+from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.conv.matrix_tile import (
     COLUMNS,
-    INSTRUCTIONS,
     LINE_BYTES,
     LINES,
     WORD,
-    MatrixReduction,
     Registers,
-    call_unit,
+    Unit,
 )
 
 TOGETHER = 8  # output channels that are finished together, in the vector registers
-_EXCHANGED = {"llvm.x86.tdpbusd": "llvm.x86.tdpbsud"}  # the instruction whose left bytes are signed, and right ones not
-
-
-def register_sizes(channels: int, blocks: int, step: int) -> Iterator[tuple[int, int, int]]:
-    """(register, lines, bytes of a line) of each register, as `matrix_tile.configure` takes them."""
-    vectors = channels // LINES
-    registers = Registers(blocks, vectors)
-    for k in range(vectors):
-        yield registers.wei(k), LINES, step * WORD
-        for i in range(blocks):
-            yield registers.acc(i, k), LINES, COLUMNS * WORD
-    for i in range(blocks):
-        yield registers.src(i), step, COLUMNS * WORD
 
 
 @jit.kernel
@@ -61,7 +44,7 @@ def matrix_pixel_tile(spec: TileSpec):
 
 def _compute(b, run: TileRecord, record, spec: TileSpec) -> None:
     """Reduce and store a tile. Accumulators go through the scratch, [output channel][block][pixel]."""
-    reduce, blocks = _reduce if spec.dot in INSTRUCTIONS else _emulate, -(-spec.pixels // COLUMNS)
+    blocks = -(-spec.pixels // COLUMNS)
     last = const(blocks - spec.rows)
     with counted(b, const(-(-blocks // spec.rows))) as index:
         first = index * spec.rows
@@ -69,41 +52,20 @@ def _compute(b, run: TileRecord, record, spec: TileSpec) -> None:
         steps = run.runs * run.run_steps
         ahead = index * steps * (run.prefetch_lines * LINE)
         now = run._replace(src=run.src + first * LINE_BYTES, prefetch=run.prefetch + ahead)
-        reduce(b, spec, now)
+        _reduce(b, spec, now)
         _Finish(b, spec, run, first).all_channels()
 
 
 def _reduce(b, spec: TileSpec, run: TileRecord) -> None:
-    instruction, line = INSTRUCTIONS[spec.dot], spec.rows * LINE_BYTES
-    reduction = MatrixReduction(
-        Registers(spec.rows, spec.vectors),
-        _EXCHANGED.get(instruction, instruction),
-        begin=lambda acc, k: call_unit(b, "llvm.x86.tilezero", acc),
+    line = spec.rows * LINE_BYTES
+    unit = Unit(b, spec, Registers(spec.rows, spec.vectors, exchanged=True), LINES)
+    unit.reduce(
+        run,
+        begin=lambda acc, k: unit.zero(acc),
         source=lambda x, i: (x + i * LINE_BYTES, const(spec.src_channel)),
         weights=lambda w, k: (w + k * LINES * spec.step * WORD, const(spec.step * WORD)),
         stored=lambda i, k: (run.scratch + (k * LINES * line + i * LINE_BYTES), const(line)),
-        exchanged=True,
     )
-    reduction.emit(b, run, spec)
-
-
-def _emulate(b, spec: TileSpec, run: TileRecord) -> None:
-    """The same as `_reduce`, by dot products of vectors."""
-    v, width = spec.tile.code(b), spec.tile.width
-    with counted(b, const(width)) as channel:
-        accs = v.slots(spec.rows, v.zero)
-        with each_step(b, run, bool(spec.cut)) as step:
-            x, w = source_of(b, run, step), run.wei + step * (width * spec.step * WORD)
-            w = w + channel * (spec.step * WORD)
-            with counted(b, const(spec.step)) as unit:
-                weight = v.broadcast(w + unit * WORD)
-                line = x + unit * spec.src_channel
-                for i, slot in enumerate(accs):
-                    pixels = v.load(line + i * LINE_BYTES)
-                    b.store(multiply_accumulate(v, spec.dot, pixels, weight, b.load(slot)), slot)
-        at = run.scratch + channel * (spec.rows * LINE_BYTES)
-        for i, slot in enumerate(accs):
-            v.store(b.load(slot), at + i * LINE_BYTES)
 
 
 class _Finish:

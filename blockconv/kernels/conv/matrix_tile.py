@@ -11,25 +11,30 @@ emulate it, for tests.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from blockconv import jit
-from blockconv.jit.ir import I8, I64, call_llvm, const, counted, emit_prefetch, emitted, pointer
+from blockconv.core.checks import Pair
+from blockconv.core.types import element
+from blockconv.jit.ir import I8, I64, call_llvm, const, counted, emit_prefetch, emitted, pointer, stack_memory
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import TileSpec, real_accumulators
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles, source_of
+from blockconv.kernels.common.vectors import Vectors
 
 REGISTERS = 8
 LINES, LINE_BYTES = 16, 64  # of a register, at the most
 COLUMNS = 16  # output channels of a block of accumulators
 WORD = 4  # bytes of an accumulator, and of channels that are multiplied at once
 MOST = 14  # vectors of accumulators that are finished together, in the vector registers
+_EXCHANGED = {"llvm.x86.tdpbusd": "llvm.x86.tdpbsud"}  # the instruction whose left bytes are signed, and right ones not
+Lines = tuple[Any, Any]  # the address of the first line of a matrix, and bytes from a line to the next
 INSTRUCTIONS = {dot.number: f"llvm.x86.{name}" for name, dot in MATRIX_DOTS.items() if "emulated" not in name}
 
 
@@ -63,10 +68,12 @@ class Registers(NamedTuple):
     """Numbers of the matrix registers: accumulators by [block of pixels][block of output channels], weights, sources.
 
     Each block's source has a register of its own. Where there are too few, it overwrites the source before it.
+    exchanged: weights are the left matrix, and not sources.
     """
 
     blocks: int
     vectors: int
+    exchanged: bool = False
 
     def acc(self, block: int, vector: int) -> int:
         return block * self.vectors + vector
@@ -77,17 +84,18 @@ class Registers(NamedTuple):
     def src(self, block: int) -> int:
         return min(REGISTERS - 1, (self.blocks + 1) * self.vectors + block)
 
-
-def register_sizes(rows: int, pixels: int, vectors: int, gap: int, step: int) -> Iterator[tuple[int, int, int]]:
-    """(register, lines, bytes of a line) of each register of a tile; `step` elements of four bytes are multiplied."""
-    blocks = row_blocks(rows, pixels, gap)
-    registers = Registers(len(blocks), vectors)
-    for i, block in enumerate(blocks):
-        yield registers.src(i), block.pixels, step * WORD
-        for k in range(vectors):
-            yield registers.acc(i, k), block.pixels, COLUMNS * WORD
-    for k in range(vectors):
-        yield registers.wei(k), step, COLUMNS * WORD
+    def sizes(self, lines: int, step: int) -> dict[int, Pair]:
+        """(lines, bytes of a line) of each register; accumulators have `lines`, `step` elements of four bytes are
+        multiplied."""
+        left, right = map(self.src, range(self.blocks)), map(self.wei, range(self.vectors))
+        if self.exchanged:
+            left, right = right, left
+        accs = range(self.blocks * self.vectors)
+        return (
+            dict.fromkeys(accs, (lines, COLUMNS * WORD))
+            | dict.fromkeys(left, (lines, step * WORD))
+            | dict.fromkeys(right, (step, COLUMNS * WORD))
+        )
 
 
 # ---------------------------------------------------------------- before tiles, and after them
@@ -105,7 +113,8 @@ def _configuration(sizes: tuple[int, ...]) -> list[int]:
 
 @jit.kernel
 def configure(*sizes):
-    """Say how large the registers are, `register_sizes` one after another; the argument is the address of 64 bytes."""
+    """Say how large the registers are: of each the number, lines and bytes of a line. The argument is the address of 64
+    bytes."""
     words = _configuration(sizes)
 
     @emitted
@@ -135,6 +144,94 @@ def release():
     return kernel
 
 
+# ---------------------------------------------------------------- the reduction
+
+
+class Unit:
+    """The reduction of a tile by the unit. Without one, dot products of vectors emulate it on the stack, for tests.
+
+    lines: of a block of accumulators.
+    """
+
+    def __init__(self, b, spec: TileSpec, registers: Registers, lines: int) -> None:
+        self.b, self.v, self.spec, self.registers = b, spec.tile.code(b), spec, registers
+        self.sizes, name = registers.sizes(lines, spec.step), INSTRUCTIONS.get(spec.dot, "")
+        self.instruction = _EXCHANGED.get(name, name) if registers.exchanged else name
+        self.memory = {k: stack_memory.emit(b, LINES * LINE_BYTES) for k in self.sizes if not name}
+
+    def reduce(
+        self,
+        run: TileRecord,
+        begin: Callable[[int, int], None],
+        source: Callable[[Any, int], Lines],
+        weights: Callable[[Any, int], Lines],
+        stored: Callable[[int, int], Lines],
+    ) -> None:
+        """Reduce a tile, and leave the accumulators in the scratch.
+
+        begin(register, k): sets an accumulator of block `k` of output channels.
+        source(x, i), weights(w, k): the matrix of block `i` of pixels, and of block `k` of output channels. x, w: a
+            step's source and weights.
+        stored(i, k): where the accumulators of two blocks go.
+        """
+        b, spec, (count, vectors, _) = self.b, self.spec, self.registers
+        acc, src, wei = self.registers.acc, self.registers.src, self.registers.wei
+        pairs = [(i, k) for i in range(count) for k in range(vectors)]
+        for i, k in pairs:
+            begin(acc(i, k), k)
+        with each_step(b, run, bool(spec.cut)) as step:
+            x, w = source_of(b, run, step), run.wei + step * (spec.step * spec.vectors * COLUMNS * WORD)
+            prefetch_next(b, run, step)
+            for i, k in pairs:
+                if k == 0:
+                    self.load(src(i), *source(x, i))
+                if i == 0:
+                    self.load(wei(k), *weights(w, k))
+                self.multiply(acc(i, k), *((wei(k), src(i)) if self.registers.exchanged else (src(i), wei(k))))
+        for i, k in pairs:
+            self.store(acc(i, k), *stored(i, k))
+
+    # Registers are given by their numbers; lines in memory are so many bytes apart.
+
+    def zero(self, register: int) -> None:
+        if not self.call("llvm.x86.tilezero", register):
+            self.each_line(register, lambda v, line, _: v.store(v.zero, line))
+
+    def load(self, register: int, at, apart) -> None:
+        if not self.call("llvm.x86.tileloadd64", register, pointer(self.b, at, I8), apart):
+            self.each_line(register, lambda v, line, n: v.store(v.load(at + n * apart), line))
+
+    def store(self, register: int, at, apart) -> None:
+        if not self.call("llvm.x86.tilestored64", register, pointer(self.b, at, I8), apart):
+            self.each_line(register, lambda v, line, n: v.store(v.load(line), at + n * apart))
+
+    def multiply(self, acc: int, left: int, right: int) -> None:
+        """Add the products of two matrices to accumulators."""
+        if self.call(self.instruction, acc, left, right):
+            return
+        b, v, (lines, line) = self.b, self.v, self.sizes[left]
+        with counted(b, const(lines)) as n:
+            held, scalars = (self.memory[register] + n * LINE_BYTES for register in (acc, left))
+            (slot,) = v.slots(1, v.load(held))
+            with counted(b, const(line // WORD)) as k:
+                pair = v.broadcast(scalars + k * WORD), v.load(self.memory[right] + k * LINE_BYTES)
+                x, w = reversed(pair) if self.registers.exchanged else pair
+                b.store(multiply_accumulate(v, self.spec.dot, x, w, b.load(slot)), slot)
+            v.store(b.load(slot), held)
+
+    def call(self, name: str, *args) -> bool:
+        """Emit an instruction, if there is a unit."""
+        if self.instruction:
+            call_llvm(self.b, name, ir.VoidType(), [ir.Constant(I8, x) if isinstance(x, int) else x for x in args])
+        return bool(self.instruction)
+
+    def each_line(self, register: int, body: Callable[[Vectors, Any, Any], None]) -> None:
+        """body(code over a line, the line of an emulated register, its number)."""
+        lines, line = self.sizes[register]
+        with counted(self.b, const(lines)) as n:
+            body(Vectors(self.b, element("int32"), line // WORD), self.memory[register] + n * LINE_BYTES, n)
+
+
 # ---------------------------------------------------------------- a tile
 
 
@@ -149,12 +246,8 @@ def matrix_tile(spec: TileSpec):
 
 def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
     """Reduce and store a tile. Accumulators go through the scratch, [row][pixel][output channel]."""
-    out = fill(Output, run)
-    if spec.dot in INSTRUCTIONS:
-        _reduce(builder, spec, run)
-    else:
-        _emulate(builder, spec, run)
-    _finish(builder, spec, run, out)
+    _reduce(builder, spec, run)
+    _finish(builder, spec, run, fill(Output, run))
 
 
 def _reduce(b, spec: TileSpec, run: TileRecord) -> None:
@@ -168,68 +261,14 @@ def _reduce(b, spec: TileSpec, run: TileRecord) -> None:
         pixel = blocks[i].row * spec.pixels + blocks[i].first
         return run.scratch + (pixel * width_bytes + k * COLUMNS * WORD), const(width_bytes)
 
-    reduction = MatrixReduction(
-        Registers(len(blocks), spec.vectors),
-        INSTRUCTIONS[spec.dot],
-        begin=lambda acc, k: load_register(b, acc, run.bia + k * COLUMNS * WORD, const(0)),  # each line is the bias
+    unit = Unit(b, spec, Registers(len(blocks), spec.vectors), blocks[0].pixels)
+    unit.reduce(
+        run,
+        begin=lambda acc, k: unit.load(acc, run.bia + k * COLUMNS * WORD, const(0)),  # each line is the bias
         source=source,
         weights=lambda w, k: (w + k * COLUMNS * WORD, const(width_bytes)),
         stored=stored,
     )
-    reduction.emit(b, run, spec)
-
-
-class MatrixReduction(NamedTuple):
-    """The reduction of a tile by instructions, which leaves the accumulators in the scratch.
-
-    begin(register, k): sets an accumulator of block `k` of output channels.
-    source(x, i), weights(w, k): the address, and bytes from a line to the next, of the matrix of block `i` of pixels,
-        and of block `k` of output channels. x, w: a step's source and weights.
-    stored(i, k): where the accumulators of two blocks go, likewise.
-    exchanged: whether weights are the left matrix.
-    """
-
-    registers: Registers
-    instruction: str
-    begin: Callable[[int, int], None]
-    source: Callable[[Any, int], tuple[Any, Any]]
-    weights: Callable[[Any, int], tuple[Any, Any]]
-    stored: Callable[[int, int], tuple[Any, Any]]
-    exchanged: bool = False
-
-    def emit(self, b, run: TileRecord, spec: TileSpec) -> None:
-        blocks, vectors, acc = range(self.registers.blocks), range(self.registers.vectors), self.registers.acc
-        for i in blocks:
-            for k in vectors:
-                self.begin(acc(i, k), k)
-        with each_step(b, run, bool(spec.cut)) as step:
-            x, w = source_of(b, run, step), run.wei + step * (spec.step * spec.vectors * COLUMNS * WORD)
-            prefetch_next(b, run, step)
-            for i in blocks:
-                load_register(b, self.registers.src(i), *self.source(x, i))
-                for k in vectors:
-                    if i == 0:
-                        load_register(b, self.registers.wei(k), *self.weights(w, k))
-                    pair = self.registers.src(i), self.registers.wei(k)
-                    call_unit(b, self.instruction, acc(i, k), *(reversed(pair) if self.exchanged else pair))
-        for i in blocks:
-            for k in vectors:
-                call_unit(b, "llvm.x86.tilestored64", acc(i, k), *_lines(b, *self.stored(i, k)))
-
-
-def call_unit(b, name: str, *args) -> None:
-    """An instruction of the unit; registers are given by their numbers."""
-    call_llvm(b, name, ir.VoidType(), [ir.Constant(I8, x) if isinstance(x, int) else x for x in args])
-
-
-def _lines(b, at, line) -> tuple[Any, Any]:
-    """Lines that are so many bytes apart, as an instruction takes them."""
-    return pointer(b, at, I8), line
-
-
-def load_register(b, register: int, at, line) -> None:
-    """Load lines that are so many bytes apart."""
-    call_unit(b, "llvm.x86.tileloadd64", register, *_lines(b, at, line))
 
 
 def prefetch_next(b, run: TileRecord, step) -> None:
@@ -237,28 +276,6 @@ def prefetch_next(b, run: TileRecord, step) -> None:
     at = run.prefetch + step * run.prefetch_lines * LINE
     with counted(b, run.prefetch_lines) as line:
         emit_prefetch(b, at + line * LINE)
-
-
-def _emulate(builder, spec: TileSpec, run: TileRecord) -> None:
-    """The same as `_reduce`, by dot products of vectors."""
-    b, v = builder, spec.tile.code(builder)
-    for row in range(spec.rows):
-        with counted(b, const(spec.pixels)) as pixel:
-            accs = [v.slots(1, v.load(run.bia + k * v.bytes))[0] for k in range(spec.vectors)]
-            src = run.src + (row * run.src_row + pixel * run.src_pixel)
-            with each_step(b, run, bool(spec.cut)) as step:
-                x = source_of(b, run._replace(src=src), step)
-                with counted(b, const(spec.step)) as element:
-                    line = step * spec.step + element
-                    w = run.wei + line * (spec.vectors * v.bytes)
-                    scalar = v.broadcast(x + element * WORD)
-                    for k, slot in enumerate(accs):
-                        weight = v.load(w + k * v.bytes)
-                        b.store(multiply_accumulate(v, spec.dot, scalar, weight, b.load(slot)), slot)
-            at = row * (spec.pixels + spec.gap) + pixel
-            at = run.scratch + at * (spec.vectors * v.bytes)
-            for k, slot in enumerate(accs):
-                v.store(b.load(slot), at + k * v.bytes)
 
 
 def _finish(builder, spec: TileSpec, run: TileRecord, out: Output) -> None:

@@ -1,8 +1,6 @@
 """The kernels that pack the windows of convolution by tiles; each is called with the addresses of `TilesArguments` and
 of a `WindowRecord`."""
 
-from typing import NamedTuple
-
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType, element
@@ -17,7 +15,6 @@ from blockconv.kernels.conv.codegen import (
     interleaver,
     line_packer,
     moved,
-    pixel_filler,
     window_converter,
 )
 
@@ -134,83 +131,24 @@ def window_packer(pixel: int, filled, begin, pack):
     return kernel
 
 
-class _Channels(NamedTuple):
-    """Channels of a block: from channel 0 to the first in bytes, its number in the source's block, how many exist."""
-
-    offset: int
-    inside: int
-    exist: int
-
-
-@jit.unrolled_kernel
-def pack_channels(how: PixelPacking, width):
-    """Pack a window of floats in blocks of `width` channels, which may begin and end anywhere in the source's blocks.
-
-    Zeros are packed for channels that do not exist.
-    """
-    itemsize, packer = ElementType.of(how.packed).itemsize, pixel_packer(how)
-
-    def begin(a, wanted, block):
-        first = wanted.channel + block * width
-        exist = min(width, wanted.channel + a.group_ic - first)
-        return _Channels(source_offset(a, first), first % a.source.length, exist)
-
-    def pack(a, wanted, of, dst, src, count, step):
-        packer(
-            Pixels(
-                src=src + of.offset,
-                step=step,
-                block=a.source.block,
-                length=a.source.length,
-                channel=a.source.channel,
-                inside=of.inside,
-                channels=of.exist,
-                dst=dst,
-                apart=how.lanes * itemsize,
-                width=width,
-                pixels=count,
-            )
-        )
-
-    return window_packer(width * itemsize, False, begin, pack)
-
-
 @jit.kernel
 def pack_cut_window(cb, itemsize):
     """`pack_window` for groups that begin inside the source's blocks: a block of the window spans two of these."""
-    chunk = cb * itemsize
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
-        window, image, channel = wanted.window, wanted.image, wanted.channel
-        depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
-        cols, row_bytes, w_block = a.window_cols, a.packed_row, a.packed_block
-        col_step, s_col, s_len = a.col_step, a.source.col, a.source.length
-        step, levels, rows = col_step * s_col, a.depth, a.window_rows
-        left, right = columns_in_bounds(a, iw)
-        for plane in range(a.ic_blocks * levels):
-            block, level = plane // levels, plane % levels
-            c, count = channel + block * cb, min(cb, a.group_ic - block * cb)
-            head = min(count, s_len - c % s_len)
-            first, second = source_offset(a, c), source_offset(a, c + head)
-            z = depth + level * a.depth_step
-            for r in range(rows):
-                out, h = window + plane * w_block + r * row_bytes, ih + r * a.row_step
-                if is_padding(a, h, z):
-                    fill_bytes(out, row_bytes, 0)
-                    continue
-                fill_bytes(out, left * chunk, 0)
-                src = image + z * a.depth_bytes + h * a.source.row
-                src += (iw + left * col_step) * s_col
-                dst = out + left * chunk
-                for _ in range(right - left):  # the next pixel overwrites what is moved too much
-                    move_part(dst, src + first, cb, itemsize, head)
-                    if head < count:
-                        move_part(dst + head * itemsize, src + second, cb, itemsize, count - head)
-                    src, dst = src + step, dst + chunk
-                fill_bytes(dst, (cols - right) * chunk, 0)
+    def begin(a, wanted, block):
+        c, count = wanted.channel + block * cb, min(cb, a.group_ic - block * cb)
+        head = min(count, a.source.length - c % a.source.length)
+        return source_offset(a, c), source_offset(a, c + head), head, count
 
-    return kernel
+    def pack(a, wanted, of, dst, src, pixels, step):
+        first, second, head, count = of
+        for _ in range(pixels):  # the next pixel overwrites what is moved too much
+            move_part(dst, src + first, cb, itemsize, head)
+            if head < count:
+                move_part(dst + head * itemsize, src + second, cb, itemsize, count - head)
+            src, dst = src + step, dst + cb * itemsize
+
+    return window_packer(cb * itemsize, False, begin, pack)
 
 
 @jit.unrolled_kernel
@@ -220,49 +158,30 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
     channels: of these groups; the source has `cb` at a time contiguous. pitch: channels and padding of a pixel. filled:
     padding is the zero point, of elements of four bytes, and not zeros.
     """
-    pixel = pitch * itemsize
-    pack_line, zero = line_packer(channels, cb, pitch, lanes, itemsize), pixel_filler(pixel, bool(filled))
+    pixel, pack_line = pitch * itemsize, line_packer(channels, cb, pitch, lanes, itemsize)
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
-        fill = EpilogueArguments(a.activation).src_fill if filled else 0
-        window, image, channel = wanted.window, wanted.image, wanted.channel
-        depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
-        cols, s_col, s_len = a.window_cols, a.source.col, a.source.length
-        col_step, rows = a.col_step, a.window_rows
-        exist = min(channels, a.ic - channel)
-        left, right = columns_in_bounds(a, iw)
+    def begin(a, wanted, block):
+        channel = wanted.channel
+        return source_offset(a, channel), channel % a.source.length, min(channels, a.ic - channel)
+
+    def pack(a, wanted, of, dst, src, count, step):
+        offset, inside, exist = of
+        s_len, first = a.source.length, src + offset
         # A source's padding is read with the rest, where it has any.
-        at_once = cb == s_len or (cb == channels and (exist == channels or s_len < NO_BLOCK))
-        for line in range(a.depth * rows):
-            level, r = line // rows, line % rows
-            z, h = depth + level * a.depth_step, ih + r * a.row_step
-            out = window + line * a.packed_row
-            if is_padding(a, h, z):
-                zero(out, cols, fill)
-                continue
-            src = image + z * a.depth_bytes + h * a.source.row + (iw + left * col_step) * s_col
-            zero(out, left, fill)
-            dst, count, step = out + left * pixel, right - left, col_step * s_col
-            if at_once:
-                first, last = src + source_offset(a, channel), (exist - 1) // cb
-                pack_line(dst, first, count, step, a.source.block, last)
-            else:
-                # Groups begin and end inside the source's blocks. The next pixel overwrites what is moved too much.
-                src_block, first = a.source.block, src + source_offset(a, channel)
-                start = first - channel % s_len * itemsize
-                for p in range(count):
-                    c, at, size = 0, first + p * step, min(exist, s_len - channel % s_len)
-                    block = start + p * step
-                    while c < exist:
-                        for k in range(0, size, lanes):
-                            to = dst + p * pixel + (c + k) * itemsize
-                            move_part(to, at + k * itemsize, lanes, itemsize, size - k)
-                        c, block = c + size, block + src_block
-                        at, size = block, min(s_len, exist - c)
-            zero(out + right * pixel, cols - right, fill)
+        if cb == s_len or (cb == channels and (exist == channels or s_len < NO_BLOCK)):
+            pack_line(dst, first, count, step, a.source.block, (exist - 1) // cb)
+            return
+        # Groups begin and end inside the source's blocks. The next pixel overwrites what is moved too much.
+        start = first - inside * itemsize
+        for p in range(count):
+            c, at, size, block = 0, first + p * step, min(exist, s_len - inside), start + p * step
+            while c < exist:
+                for k in range(0, size, lanes):
+                    move_part(dst + p * pixel + (c + k) * itemsize, at + k * itemsize, lanes, itemsize, size - k)
+                c, block = c + size, block + a.source.block
+                at, size = block, min(s_len, exist - c)
 
-    return kernel
+    return window_packer(pixel, filled, begin, pack)
 
 
 def channel_addresses(a, at, c, last):

@@ -3,8 +3,9 @@
 from blockconv import jit
 from blockconv.jit.ir import move, prefetch
 from blockconv.kernels.common.copies import fill_bytes
+from blockconv.kernels.common.packed_pixels import bits_transposer
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import pixel_transposer, strided_mover
+from blockconv.kernels.conv.codegen import strided_mover
 from blockconv.kernels.conv.packing import columns_in_bounds, is_padding, source_offset
 
 
@@ -89,7 +90,8 @@ def pack_across(channels, touching, phases, stride, lanes, itemsize):
 
     touching: whether the next pixel's channels follow.
     """
-    transpose_pixels = pixel_transposer(channels, touching and stride == 1, lanes, itemsize)
+    # As planes are packed, with pixels in the place of channels.
+    transpose = bits_transposer(itemsize, lanes, columns=channels, is_dense=touching and stride == 1)
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)
@@ -111,7 +113,7 @@ def pack_across(channels, touching, phases, stride, lanes, itemsize):
                         fill_bytes(out + (c + k) * plane, left * itemsize, 0)
                     for k in range(left, cols, lanes):
                         to = out + c * plane + k * itemsize
-                        transpose_pixels(to, plane, at + (k - left) * step, step, right - k, cols - k, ic - c)
+                        transpose(to, plane, at + (k - left) * step, step, ic - c, right - k, cols - k)
 
     return kernel
 

@@ -35,12 +35,14 @@ class Tiles(NamedTuple):
 
     def register_sizes(self) -> list[int]:
         """The arguments of `configure`, for a unit that multiplies matrices."""
-        blocking = self.blocking
-        if blocking.pixel_lanes:
-            sizes = matrix_pixel_tile.register_sizes(blocking.width, blocking.blocks, self.step)
-        else:
-            sizes = matrix_tile.register_sizes(*blocking.shape, self.step)
-        return [number for register in sizes for number in register]
+        blocking, lines = self.blocking, matrix_tile.LINES
+        registers = matrix_tile.Registers(blocking.blocks, blocking.width // lines, exchanged=True)
+        if not blocking.pixel_lanes:
+            rows, pixels, vectors, gap = blocking.shape
+            blocks = matrix_tile.row_blocks(rows, pixels, gap)
+            registers, lines = matrix_tile.Registers(len(blocks), vectors), blocks[0].pixels
+        sizes = registers.sizes(lines, self.step)
+        return [number for register, size in sizes.items() for number in (register, *size)]
 
     @property
     def step(self) -> int:

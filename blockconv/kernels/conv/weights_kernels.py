@@ -10,6 +10,7 @@ from blockconv.jit.ir import (
     I64,
     call_kernel,
     const,
+    copy_memory,
     counted,
     emitted,
     fill_memory,
@@ -22,10 +23,10 @@ from blockconv.jit.ir import (
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
 from blockconv.kernels.common.interleaved import taps_of_columns
+from blockconv.kernels.common.packed_images import PackRecord
 from blockconv.kernels.common.packed_pixels import emit_transposed
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles, source_of
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.conv.weights_packing import PackRecord
 
 
 class Images(Arguments):
@@ -46,6 +47,7 @@ class WeightsArguments(ConvSizes):
     problem as do.
     """
 
+    record = group(TileRecord, "what all tiles share")
     src = group(Images, "the input")
     grad = group(Images, "the gradient of the output")
     dst = word("the gradient of the weights", "address")
@@ -96,8 +98,6 @@ class WeightsArguments(ConvSizes):
     panel_width = word("output channels of a packed pixel of the gradient", "channels")
     lines = word("of a row of taps of a tile")
     tiles = word("that cover those of a row, or a tap, of the window", "tiles")
-    src_next = word("from a tile's source to that of the next", "bytes of the window")
-    src_last = word("from the first one's to the last one's", "bytes of the window")
     width = word("output channels of a block", "channels")
     itemsize = word("of a sum", "bytes")
     tile = word("what reduces tiles, by a `TileRecord`", "address of a kernel")
@@ -250,7 +250,7 @@ def _pack_window(a, pack, chunk, window, channel):
     pack.row_step, pack.col_step, pack.row_bytes = a.row_step, a.col_step, a.window_row
     pack.pair_step, pack.second = 1, a.col_unit
     pack.singles = a.col_reach if chunk.cols % a.step_pixels else 0
-    pack.height, pack.length = a.ih, a.iw
+    pack.height, pack.length, pack.border = a.ih, a.iw, 0
     kernel = a.src.pack
     for k in range(chunk.images):
         pack.dst, pack.image = window + k * a.window_image, image_at(first, chunk.n + k, a.src.strides)
@@ -265,18 +265,11 @@ def _pack_panel(a, pack, chunk, panel, channel, channels):
     pack.row_step, pack.col_step = 1, 1
     pack.row_bytes = _steps_of(a, chunk.cols) * a.panel_width * a.itemsize
     pack.pair_step, pack.second, pack.singles = a.step_pixels, 1, 0
-    pack.height, pack.length = a.oh, a.ow
+    pack.height, pack.length, pack.border = a.oh, a.ow, 0
     kernel = a.grad.pack
     for k in range(chunk.images):
         pack.dst, pack.image = panel + k * chunk.rows * pack.row_bytes, image_at(first, chunk.n + k, a.grad.strides)
         call_kernel(kernel, pack.address, 0, 0, 0)
-
-
-def _write_common(a, run, scratch):
-    fill_memory(run.address, TileRecord.nbytes, 0)
-    run.tiles, run.src_row, run.src_pixel = a.tiles, a.tap_row, a.itemsize
-    run.src_next, run.src_last = a.src_next, a.src_last
-    run.runs, run.rows, run.bia = 1, 1, scratch + a.zeros_at
 
 
 def _reduce(a, run, window, sums):
@@ -310,7 +303,8 @@ def weights_tiles(acc, dst, lanes):
         block_bytes = a.kh * a.tap_cols * a.tiles * a.lines * a.width * a.itemsize
         fill_memory(scratch + a.zeros_at, a.width * a.itemsize, 0)
         store_bits(ones, a.one, itemsize)
-        _write_common(a, run, scratch)
+        copy_memory(run.address, a.record.address, TileRecord.nbytes)
+        run.bia = scratch + a.zeros_at
         pack.row = scratch + a.row_at
         for task in range(first, last):
             oc_task, rest = task % a.oc_tasks, task // a.oc_tasks

@@ -32,12 +32,13 @@ from blockconv.kernels.common.dot import name_of
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
+from blockconv.kernels.common.packed_images import pack_image
 from blockconv.kernels.common.packed_pixels import packing_of
 from blockconv.kernels.common.request import Reason, Request, are_far
+from blockconv.kernels.common.tile_record import NO_TILE
 from blockconv.kernels.conv import weights_kernels as kernels
 from blockconv.kernels.conv.weights_blocking import CHUNK_STEPS, WeightsBlocking, weights_blocking
 from blockconv.kernels.conv.weights_kernels import Images, WeightsArguments
-from blockconv.kernels.conv.weights_packing import pack_channels
 from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
@@ -98,7 +99,7 @@ def _images(request: Request, packed: ElementType, is_input: bool, step: int) ->
     p, type = request.problem, request.types.src
     layout, shape = (request.src, p.src_shape) if is_input else (request.dst, p.dst_shape)
     strides, lanes = geometry(layout, shape, type.itemsize), request.machine.lanes(request.types.acc.itemsize)
-    pack = pack_channels(packing_of(strides, type, packed, lanes, step))
+    pack = pack_image(packing_of(strides, type, packed, lanes, step))
     return Images(first=INPUT if is_input else GRAD, strides=strides, pack=pack.address)
 
 
@@ -109,10 +110,21 @@ def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool
     in_pairs = at.dot.channels > 1
     packed = types.src if in_pairs else types.acc
     whole, cut = _offsets(request, at, window)
+    size, taps = types.acc.itemsize, max(1, at.taps)
+    record = NO_TILE._replace(
+        runs=1,
+        rows=1,
+        tiles=at.tiles,
+        src_row=window["tap_row"],
+        src_pixel=size,
+        src_next=at.lines // taps * size,
+        src_last=(at.row_lines - at.lines) // taps * size,
+    )
     args = fill(
         WeightsArguments,
         p,
         at,
+        record=record,
         src=_images(request, packed, True, at.col_step),
         grad=_images(request, packed, False, 1),
         dst=DST,
@@ -217,10 +229,8 @@ def _sizes(request: Request, at: WeightsBlocking) -> Words:
 def _window_words(request: Request, at: WeightsBlocking) -> Words:
     """Which pixels of the input a chunk's window has, and how far apart they are in it."""
     p, (rows, cols), size = request.problem, at.window, request.types.acc.itemsize
-    pixel, taps = at.packed_ic * size, max(1, at.taps)
+    pixel = at.packed_ic * size
     return {
-        "src_next": at.lines // taps * size,
-        "src_last": (at.row_lines - at.lines) // taps * size,
         "by_rows": int(at.taps > 0),
         "is_wide": int(at.wide > 1),
         "window_next": at.together * at.cb * size if at.wide > 1 else 0,

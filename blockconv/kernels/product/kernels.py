@@ -5,10 +5,10 @@ from typing import NamedTuple
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
-from blockconv.jit.ir import as_float64, call_kernel, fill_memory, load_i64
+from blockconv.jit.ir import as_float64, call_kernel, copy_memory, load_i64
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.packed_pixels import matrix_packer
-from blockconv.kernels.common.tile_record import ReductionWords, TileRecord
+from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.product.codegen import AttentionSpec, Scores, softmax_of_scores
 from blockconv.kernels.product.codegen_few import FewRows, multiply_few_rows, store_few_rows
 
@@ -49,16 +49,14 @@ def pack_panels(element, lanes, vectors, turned):
 # ---------------------------------------------------------------- rows by panels
 
 
-class ProductWords(ReductionWords):
-    """A product of rows by panels, with the words that tiles of all rows and panels have in common."""
+class ProductWords(Arguments):
+    """A product of rows by panels."""
 
+    record = group(TileRecord, "what tiles of all rows and panels share")
     tile = word("what computes tiles, by a `TileRecord`", "address of a kernel")
     pixels = word("rows of a tile")
     width = word("columns of a tile")
     columns = word("columns of the product")
-    src_pixel = word("from a row of the source to the next", "bytes")
-    dst_pixel = word("from a row of the destination to the next", "bytes")
-    dst_block = word("from a vector of such a row to the next", "bytes")
     dst_panel = word("from a panel's columns of the destination to those of the next", "bytes")
     offsets = word("from the op's table to one: from a row's source to what each step reads", "bytes")
     panels = word("of a matrix")
@@ -136,27 +134,12 @@ class Rows(NamedTuple):
 
 
 def multiply_rows(p, run, table, x, first, last):
-    """Multiply rows by the panels from `first` to `last`. run: a record whose other words are zero."""
-    pixels = p.pixels
-    tiles = (x.rows + pixels - 1) // pixels
-    run.tiles = tiles
-    run.src = x.src
-    run.src_pixel = p.src_pixel
-    run.src_next = pixels * p.src_pixel
-    run.src_last = (x.rows - pixels) * p.src_pixel
-    run.offsets = table + p.offsets
-    run.runs, run.run_steps, run.rows = 1, p.full_steps, 1
-    run.full_steps = p.full_steps
-    run.tail_steps = p.tail_steps
-    run.tail_channels = p.tail_channels
-    run.bia = table
-    run.prefetch_lines = p.prefetch_lines
-    run.dst_next = pixels * p.dst_pixel
-    run.dst_last = (x.rows - pixels) * p.dst_pixel
-    run.dst_pixel = p.dst_pixel
-    run.dst_block = p.dst_block
-    run.is_first = 1
-    run.is_last = 1
+    """Multiply rows by the panels from `first` to `last`. run: a record, of any words."""
+    copy_memory(run.address, p.record.address, TileRecord.nbytes)
+    run.tiles = (x.rows + p.pixels - 1) // p.pixels
+    run.src, run.src_last = x.src, (x.rows - p.pixels) * run.src_pixel
+    run.dst_last = (x.rows - p.pixels) * run.dst_pixel
+    run.offsets, run.bia = table + p.offsets, table
     for k in range(first, last):
         exist = min(p.width, p.columns - k * p.width)
         run.wei = x.wei + k * p.panel_bytes
@@ -204,7 +187,6 @@ def multiply(element, lanes, packs, turned, how: AttentionSpec):
         a = MultiplyArgs(args)
         p, r, run, packed = a.product, a.rows, TileRecord(scratch), -1
         scores = scratch + a.scores_at
-        fill_memory(scratch, TileRecord.nbytes, 0)
         for task in range(first, last):
             split, rest = task % a.splits, task // a.splits
             matrix, part = rest // r.tasks, rest % r.tasks
@@ -221,7 +203,7 @@ def multiply(element, lanes, packs, turned, how: AttentionSpec):
                 multiply_rows(of, run, a.table, Rows(src, scores, a.keys + at.keys, rows.size), 0, of.panels)
                 softmax(_scores_of(a, at, scores, rows))
                 src = scores
-            x = Rows(src, a.dst + at.dst + rows.first * p.dst_pixel, a.wei + at.wei, rows.size)
+            x = Rows(src, a.dst + at.dst + rows.first * p.record.dst_pixel, a.wei + at.wei, rows.size)
             multiply_rows(p, run, a.table, x, p.panels * split // a.splits, p.panels * (split + 1) // a.splits)
 
     return kernel

@@ -25,7 +25,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.common.tile_record import TileRecord
+from blockconv.kernels.common.tile_record import NO_TILE, TileRecord
 from blockconv.kernels.product import kernels
 from blockconv.kernels.product.blocking import (
     Matrices,
@@ -82,18 +82,24 @@ def product_words(x: Product, fma: bool, ends: Ends, offsets: int, columns: int)
         dst=ends.dst.code if ends.dst != x.element else 0,
     )
     lines = lines_ahead(x.panel_bytes, max(1, ends.tiles), max(1, full))
-    return fill(
-        kernels.ProductWords,
-        x,
-        ends,
-        tile=conv_tile(spec).address,
-        columns=columns,
+    record = NO_TILE._replace(
+        runs=1,
+        rows=1,
+        run_steps=full,
         full_steps=full,
         tail_steps=x.steps - full,
         tail_channels=last,
-        offsets=offsets,
         prefetch_lines=lines,
+        src_pixel=ends.src_pixel,
+        src_next=x.pixels * ends.src_pixel,
+        dst_pixel=ends.dst_pixel,
+        dst_next=x.pixels * ends.dst_pixel,
+        dst_block=ends.dst_block,
+        is_first=1,
+        is_last=1,
     )
+    tile = conv_tile(spec).address
+    return fill(kernels.ProductWords, x, ends, record=record, tile=tile, columns=columns, offsets=offsets)
 
 
 def panels_op(request: Request, x: Product, own: Matrices, src: Buffer, dst: Buffer) -> Launch:

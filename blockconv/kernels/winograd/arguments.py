@@ -3,8 +3,9 @@
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.kernels.common.geometry import Geometry, ImageSizes
 from blockconv.kernels.common.operands import ConvOperands
+from blockconv.kernels.common.packed_images import PackRecord
 from blockconv.kernels.common.tile import LINE
-from blockconv.kernels.common.tile_record import ReductionWords, TileRecord
+from blockconv.kernels.common.tile_record import TileRecord
 
 
 class WinogradScratch(Arguments):
@@ -19,7 +20,7 @@ class WinogradScratch(Arguments):
     products_channel = word("from an output channel's products of a position to the next one's", "bytes")
 
 
-class WinogradArgs(ConvOperands, ImageSizes, ReductionWords, WinogradScratch):
+class WinogradArgs(ConvOperands, ImageSizes, WinogradScratch):
     """The arguments of the kernel `winograd` and of its three stages.
 
     A set is the groups whose channels are transformed together; they are whole vectors. A block of tiles is what a task
@@ -27,10 +28,12 @@ class WinogradArgs(ConvOperands, ImageSizes, ReductionWords, WinogradScratch):
     output channels][position][input channel].
     """
 
+    products_record = group(TileRecord, "what the microkernel's calls share")
     scales = word("from the biases to the scales of integer products, as many", "bytes")
     offsets = word(
         "for each group of a set, a table: from a tile's transformed source to each reduction step, in bytes", "address"
     )
+    pack_kernel = word("what packs windows of the source, by a `PackRecord`", "address of a kernel")
     source_kernel = word("the first stage", "address of a kernel")
     multiply_kernel = word("the second stage", "address of a kernel")
     finish_kernel = word("the third stage", "address of a kernel")
@@ -51,6 +54,7 @@ class WinogradArgs(ConvOperands, ImageSizes, ReductionWords, WinogradScratch):
     src_channels = word("input channels of a vector: of one, its lanes are images", "channels")
     set_vectors = word("vectors of a set's input channels", "vectors")
     src_strides = group(Geometry)
+    lane_strides = group(Geometry, "the source's, where lanes are channels; where they are images, these are its block")
     dst_strides = group(Geometry)
     dst_block = word("from the channels that are stored together to the next such", "bytes")
     wei_position = word("from a position of the weights to the next", "bytes")
@@ -60,7 +64,6 @@ class WinogradArgs(ConvOperands, ImageSizes, ReductionWords, WinogradScratch):
     tile_channels = word("output channels of a block that it takes", "channels")
     width = word("output channels of a block", "channels")
     vector = word("a vector of the transformed source", "bytes")
-    tile_block = word("from the output channels whose products it stores together to the next such", "bytes")
     prefetch_rows = word("rows of the next tile's source that are prefetched", "rows")
     src_end = word("the end of the source", "address")
     window_rows = word("rows of tiles whose source is gathered together, as a window", "rows")
@@ -107,8 +110,6 @@ class WinogradWeightsArgs(Arguments):
 
 
 ZEROS = 32  # words: more than the bias of a block of output channels takes
-BORDER = 8  # words: a vector
-PLANE_BYTES = 16  # of a row of pixels that is read at once where channels are planes of bytes
 
 
 class Held(Arguments):
@@ -126,11 +127,9 @@ class Header(Arguments):
     rows = word("rows of the patch that is stored", "pixels")
     cols = word("its columns", "pixels")
     dst = word("the destination of its first pixel", "address")
-    unused = table(Held, 2, "up to a cache line's end")
     zeros = table(Held, ZEROS, "read in place of a bias")
-    border = table(Held, BORDER, "read in place of pixels out of bounds: zeros, or the zero point in each byte")
-    overwritten = table(Held, BORDER, "written in place of pixels after a row")
     record = group(TileRecord)
+    pack = group(PackRecord)
 
 
 HEADER_BYTES = -(-Header.nbytes // LINE) * LINE  # two tiles of pixels follow it, for `Output.scratch`

@@ -6,20 +6,23 @@ from blockconv import jit
 from blockconv.core.activation import ActivationKind
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.target import Isa
-from blockconv.core.types import element
+from blockconv.core.types import Types, element
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD
 from blockconv.kernels.common.gathering import is_beyond
-from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.operands import SRC, conv_operands
+from blockconv.kernels.common.packed_images import pack_image
+from blockconv.kernels.common.packed_pixels import packing_of
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.common.request import Request
+from blockconv.kernels.common.tile_record import NO_TILE
 from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradArgs
-from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, reads_windows, window_columns
+from blockconv.kernels.winograd.blocking import COLUMNS, ITEMSIZE, WinogradBlocking, reads_windows
 from blockconv.kernels.winograd.codegen import ELEMENT, PRODUCT
 from blockconv.kernels.winograd.codegen_finish import Finish
 from blockconv.kernels.winograd.source import Source, winograd_source
@@ -35,6 +38,28 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
     tail = at.elements(ic - (steps - 1) * at.ic_block)
     has_tail = tail < at.elements(at.ic_block)
     offsets, src_bytes, finish = _offsets(p, at), request.src_bytes, _finish(request, at, epilogue)
+    lanes = s._replace(length=NO_BLOCK, channel=types.src.itemsize) if at.images else s
+    vector, tile = at.src_lanes * at.itemsize, at.scratch.products_tile
+    record = NO_TILE._replace(
+        runs=1,
+        rows=1,
+        ahead=1,
+        run_steps=steps - has_tail,
+        full_steps=steps - has_tail,
+        tail_steps=has_tail,
+        tail_channels=tail,
+        prefetch_lines=_prefetch_lines(p, at),
+        tiles=-(-at.block_tiles // at.tile_pixels),
+        src_pixel=vector,
+        src_next=at.tile_pixels * vector,
+        src_last=(at.block_tiles - at.tile_pixels) * vector,
+        dst_pixel=tile,
+        dst_next=at.tile_pixels * tile,
+        dst_last=(at.block_tiles - at.tile_pixels) * tile,
+        dst_block=at.scratch.products_channel if at.images else at.out_lanes * ITEMSIZE,
+        valid=at.tile_channels,
+        written=at.tile_channels,
+    )
     # One kernel stores the tiles of all forms.
     stored = finish._replace(form=at.form._replace(m=2, stride=1))
     args = fill(
@@ -45,6 +70,7 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
         at.form,
         at.scratch,
         offsets=OWN_TABLE,
+        pack_kernel=_pack_kernel(request, at, lanes).address,
         source_kernel=_source_kernel(request, at).address,
         multiply_kernel=_multiply_kernel(p, at, request.machine.isa).address,
         finish_kernel=kernels.winograd_finish(finish).address,
@@ -58,45 +84,40 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
         set_vectors=-(-at.set_groups * ic // at.src_channels),
         group_oc=padded if p.g == 1 else oc,
         group_steps=steps,
-        full_steps=steps - has_tail,
-        tail_steps=has_tail,
-        tail_channels=tail,
         wei_position=at.wei_position(p),
         wei_ocb=at.wei_ocb(p),
         src_strides=s,
+        lane_strides=lanes,
         dst_strides=d,
         dst_block=d.block if d.length <= at.lanes else at.lanes * types.dst.itemsize,
         scales=ITEMSIZE * weight_form(request, at).bias,
-        vector=at.src_lanes * at.itemsize,
-        tile_block=at.scratch.products_channel if at.images else at.out_lanes * ITEMSIZE,
+        vector=vector,
+        products_record=record,
         window_rows=at.window.rows,
         window_cols=at.window.cols,
         window_leading=at.window.leading,
-        prefetch_lines=_prefetch_lines(p, at),
         prefetch_rows=at.form.side if is_beyond(request.machine, src_bytes) else 0,
         src_end=Buffer(SRC.index, src_bytes),
         dst_parts=8 * len(offsets),
     )
     tasks = at.sets * at.tile_blocks * at.splits
     table = np.array([*offsets, *_parts(d, at, padded)], np.int64)
-    return Launch(kernels.winograd(at.form.exact), args, tasks, 1, at.scratch_bytes, table)
+    return Launch(kernels.winograd(), args, tasks, 1, at.scratch_bytes, table)
 
 
 def _source_kernel(request: Request, at: WinogradBlocking) -> jit.Kernel:
     """The kernel of the first stage."""
-    src, (load_width, has_parts) = request.types.src, at.contiguous(request.source, at.src_lanes)
-    how = Source(
-        at.form,
-        at.src_lanes,
-        at.transform_lanes,
-        request.machine.isa.fma and not at.form.exact,
-        load_width,
-        columns=window_columns(request.problem, at, src.itemsize) if load_width == 1 else 0,
-        has_parts=has_parts,
-        in_place=not reads_windows(request.source, at),
-        type=src.code,
+    fma, in_place = request.machine.isa.fma and not at.form.exact, not reads_windows(request.source, at)
+    return winograd_source(
+        Source(at.form, at.src_lanes, at.transform_lanes, fma, in_place, type=request.types.src.code)
     )
-    return winograd_source(how)
+
+
+def _pack_kernel(request: Request, at: WinogradBlocking, lanes: Geometry) -> jit.Kernel:
+    """What packs windows of the source. lanes: its strides. No more pixels of planes are transposed than a row has."""
+    bits = Types.bits(request.types.src.itemsize).src
+    columns = min(COLUMNS, at.src_lanes, 1 << request.problem.iw.bit_length() >> 1)
+    return pack_image(packing_of(lanes, bits, bits, at.src_lanes, 1)._replace(columns=columns))
 
 
 def _finish(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Finish:

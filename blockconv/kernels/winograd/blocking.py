@@ -29,7 +29,7 @@ _IMAGE_TILES = {32: (24, 8), 16: (12, 4)}
 LEAST_IMAGES = 4  # of a vector
 WINDOW = 64 << 10  # bytes of a window of the source, at most (of a single tile's more, if need be)
 FEW_EDGES = 0.25  # of an image's tiles: where pixels are vectors, fewer at its edge are read without windows
-COLUMNS, LEAST_COLUMNS = 16, 4  # neighbouring pixels of planes that are transposed together, at most and at least
+COLUMNS = 16  # neighbouring pixels of planes that are transposed together, at most
 STEP = 0.3  # of such a tile's channel that a step of the reduction takes beside its products
 
 
@@ -238,13 +238,6 @@ def reads_windows(source: Geometry, at: WinogradBlocking) -> bool:
     """Whether windows of the source are of several tiles, since most of them are gathered."""
     width, _ = at.contiguous(source, at.src_lanes)
     return width < at.src_lanes or (at.edge > FEW_EDGES and not at.images)
-
-
-def window_columns(problem: Conv2dProblem, at: WinogradBlocking, itemsize: int) -> int:
-    """Neighbouring pixels of planes that are transposed together: of floats no more than a narrow image has."""
-    if itemsize < ITEMSIZE:
-        return min(COLUMNS, at.src_lanes)
-    return min(COLUMNS, at.lanes, max(LEAST_COLUMNS, 1 << (problem.iw - 1).bit_length()))
 
 
 def _tile_block(tiles: int, at_most: int, held: int, tasks: int, shared: bool) -> Pair:

@@ -6,12 +6,11 @@ for source layouts, destination layouts and the microkernel's tiles do not multi
 
 from blockconv import jit
 from blockconv.jit.arguments import held
-from blockconv.jit.ir import call_kernel, fill_memory, move_part
-from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.jit.ir import call_kernel, copy_memory, fill_memory, move_part
+from blockconv.kernels.common.packed_pixels import bits_transposer
 from blockconv.kernels.common.tile import LINE, Output
-from blockconv.kernels.common.transposed_tile import TileAddresses, transpose_tile
+from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.winograd.arguments import (
-    BORDER,
     HEADER_BYTES,
     ZEROS,
     Header,
@@ -33,10 +32,11 @@ from blockconv.kernels.winograd.codegen_finish import (
     finish_pixels,
     row_tiles,
 )
-from blockconv.kernels.winograd.source import tile_at, transposed_planes
+from blockconv.kernels.winograd.source import tile_at
 from blockconv.kernels.winograd.transforms import TAPS
 
 ITEMSIZE = ELEMENT.itemsize
+SOME = 8  # taps that are transposed together
 LEAST_PIXELS = 4  # of planes that are stored together, unless it is one
 
 # ---------------------------------------------------------------- second stage: products
@@ -66,33 +66,11 @@ def winograd_multiply():
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)
         before, start = header.set_index * a.set_oc, _first_channel(a, first)
-        tiles, products_tile, pixels = a.block_tiles, a.products_tile, a.tile_pixels
-        width, vector, channels = a.width, a.vector, a.tile_channels
-        exist = min(a.set_oc, a.oc - before)
+        width, channels, exist = a.width, a.tile_channels, min(a.set_oc, a.oc - before)
         run = header.record
-        run.src_row, run.src_pixel = 0, vector
-        run.runs = 1
-        run.ahead = 1
-        run.run_steps = a.full_steps
-        run.rows = 1
-        run.row_steps = 0
-        run.full_steps = a.full_steps
-        run.tail_steps = a.tail_steps
-        run.tail_channels = a.tail_channels
+        copy_memory(run.address, a.products_record.address, TileRecord.nbytes)
         run.bia = header.zeros.address
-        lines = a.prefetch_lines
-        run.prefetch_lines = lines
-        run.dst_row = 0
-        run.dst_pixel = products_tile
-        run.dst_block = a.tile_block
-        run.residual = 0
-        run.valid = channels
-        run.written = channels
-        run.tiles = (tiles + pixels - 1) // pixels
-        run.src_next = pixels * vector
-        run.src_last = (tiles - pixels) * vector
-        run.dst_next = pixels * products_tile
-        run.dst_last = (tiles - pixels) * products_tile
+        ahead_bytes = run.tiles * run.prefetch_lines * (run.full_steps * LINE)
         for position in range(a.positions):
             v = scratch + a.v + position * a.v_position
             products = scratch + a.products + position * a.products_position
@@ -109,7 +87,7 @@ def winograd_multiply():
                     c = part * channels
                     run.wei = weights + ocb * a.wei_ocb + c * ITEMSIZE
                     run.prefetch = ahead
-                    ahead += run.tiles * lines * (a.full_steps * LINE)
+                    ahead += ahead_bytes
                     run.src = v
                     run.dst = products + (oc + c - start) * a.products_channel
                     call_kernel(a.tile_kernel, run.address, 0, 0, 0)
@@ -247,17 +225,15 @@ def winograd_finish(how: Finish):
 
 
 @jit.kernel
-def winograd(exact):
+def winograd():
     """A task is a block of tiles of a set and a share of its output channels; tasks of a block follow one another.
 
     It reads source, weights, bias and residual, and writes the pixels of its tiles and channels in the destination.
-    exact: whether of integers.
     """
 
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)
         fill_memory(header.zeros.address, 8 * ZEROS, 0)
-        fill_memory(header.border.address, 8 * BORDER, EpilogueArguments(a.activation).src_fill if exact else 0)
         tiles, splits, ocbs = a.block_tiles, a.splits, a.set_ocbs
         chunk, blocks, loaded = a.chunk, a.tile_blocks, -1
         for task in range(first, last):
@@ -289,16 +265,15 @@ def winograd_weights(exact, vectors, lanes, turned=0):
     exact: whether of integers; a task is then a pair of channels, whose weights are read where they are.
     turned: 0; 1: taps are in reverse order; 2: and output channels are contiguous.
     """
-    pixel, width, taps, some = lanes * ITEMSIZE, vectors * lanes, TAPS * TAPS, 8
-    block, tile = vectors * pixel, transposed_planes(some, lanes, ITEMSIZE)
+    pixel, width, taps = lanes * ITEMSIZE, vectors * lanes, TAPS * TAPS
+    block, transpose = vectors * pixel, bits_transposer(ITEMSIZE, lanes, columns=SOME)
     tap, begin = (-pixel, (taps - 1) * pixel) if turned else (pixel, 0)
     transform = weight_transform(True, 2 * lanes, block) if exact else weight_transform(False, lanes, tap)
 
     def kernel(args, first, last, scratch):
-        a, lines = WinogradWeightsArgs(args), scratch + taps * pixel
+        a = WinogradWeightsArgs(args)
         steps, group_oc, oc_step = a.steps, a.group_oc, a.oc_step
         blocks = (group_oc + width - 1) // width
-        move_part(lines, lines, some, ITEMSIZE, 0)
         for task in range(first, last):
             ocb, step = task // steps, task % steps
             for v in range(vectors):
@@ -312,10 +287,8 @@ def winograd_weights(exact, vectors, lanes, turned=0):
                         for t in range(taps):
                             move_part(scratch + t * pixel, src + t * a.tap_step, lanes, ITEMSIZE, exist)
                     else:
-                        for t in range(taps - some + 1):
-                            at, to = src + t * ITEMSIZE, scratch + t * pixel
-                            planes = TileAddresses(at, 0, oc_step, exist, to, 0, pixel, some, some, lines, 0)
-                            transpose_tile(tile, planes)
+                        for t in range(taps - SOME + 1):
+                            transpose(scratch + t * pixel, pixel, src + t * ITEMSIZE, oc_step, SOME, exist, lanes)
                     of_taps = scratch + begin
                 dst = a.dst + ocb * a.ocb + (step * vectors + v) * pixel
                 transform(Taps(of_taps, dst, a.position), a.factors, a.side, a.odd)

@@ -42,7 +42,6 @@ from blockconv.kernels.common.dot import WIDENED
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.table import Epilogue, Primitive, Row
-from blockconv.kernels.winograd.arguments import PLANE_BYTES
 from blockconv.kernels.winograd.binding import winograd_op
 from blockconv.kernels.winograd.blocking import ITEMSIZE, LEAST_IMAGES, MOST_SCRATCH, blocking, vector_images
 from blockconv.kernels.winograd.codegen import ELEMENT
@@ -68,8 +67,6 @@ def _why_not(m: int, request: Request) -> Reason | None:
         if at.length == 1 and at.col != 1:
             alike = f", or at least {LEAST_IMAGES} images of source and destination" if types.acc.is_float else ""
             return f"needs contiguous channels or pixels of a row{alike}, unlike {layout}"
-    if types.src.is_half and src.size(p.src_shape) < PLANE_BYTES:
-        return f"needs sources of at least {PLANE_BYTES} elements"
     ic, oc = p.ic // p.g, p.oc // p.g
     if p.g > 1 and (ic % UNIT or oc % UNIT):
         return f"needs groups of a multiple of {UNIT} channels"
@@ -145,8 +142,6 @@ def _why_not_exact(m: int, request: Request) -> Reason | None:
         return reason
     if p.g > 1 and (p.ic // p.g % (2 * lanes) or p.oc // p.g % lanes):
         return f"needs groups of a multiple of {2 * lanes} input and {lanes} output channels"
-    if request.src.size(p.src_shape) < PLANE_BYTES:
-        return f"needs sources of at least {PLANE_BYTES} bytes"
     most = (LIGHT - 1) // (TAPS * TAPS * 128)
     if not request.types.wei.light and p.ic // p.g > most:
         return f"needs at most {most} channels, or weights that keep all sums below {256 * LIGHT}"

@@ -7,7 +7,6 @@ import numpy as np
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.table import Transform, WeightForm
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradWeightsArgs
@@ -43,7 +42,7 @@ def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProb
     table = np.array(weight_factors(form), np.int64 if form.exact else np.float64).view(np.int64).ravel()
     kernel = kernels.winograd_weights(form.exact, at.vectors, at.out_lanes, turned * (1 + is_last))
     tasks = at.set_ocbs * at.sets * at.elements(ic)
-    return Launch(kernel, args, tasks, 16 if form.exact else 64, each * at.out_lanes + 3 * LINE, table)
+    return Launch(kernel, args, tasks, 16 if form.exact else 64, each * at.out_lanes, table)
 
 
 def _transformed_bytes(form: Form, machine: Machine, problem: Conv2dProblem) -> int:

@@ -21,8 +21,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import matrix_pixel_blocking
-from blockconv.kernels.conv.matrix_pixel_tile import register_sizes
-from blockconv.kernels.conv.matrix_tile import REGISTERS, is_instruction
+from blockconv.kernels.conv.matrix_tile import REGISTERS, Registers, is_instruction
 from blockconv.kernels.conv.rows import MATRIX, MATRIX_PIXELS
 
 HAS_UNIT = pytest.mark.skipif(not target.isa().amx, reason="needs a processor with AMX")
@@ -132,10 +131,11 @@ def test_blockings_fit_into_the_registers(ic, oc):
             found = [matrix_pixel_blocking.blocking(Request(problem, layout, layout, types, k)) for k in (1, 2, 16)]
             assert len({(at.blocks, at.width, at.step) for at in found if at.task_cols >= 64}) <= 1
             for at in found:
-                sizes = list(register_sizes(at.width, at.blocks, at.step * types.src.itemsize // 4))
-                assert {register for register, *_ in sizes} <= set(range(REGISTERS))
-                assert max(lines for _, lines, _ in sizes) <= 16
-                assert max(line for *_, line in sizes) <= 64
+                registers = Registers(at.blocks, at.width // 16, exchanged=True)
+                sizes = registers.sizes(16, at.step * types.src.itemsize // 4)
+                assert set(sizes) <= set(range(REGISTERS))
+                assert max(lines for lines, _ in sizes.values()) <= 16
+                assert max(line for _, line in sizes.values()) <= 64
                 assert at.blocks * 16 < at.task_cols + 16
                 assert at.scratch <= target.second_level_cache()
 

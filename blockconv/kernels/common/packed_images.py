@@ -1,4 +1,4 @@
-"""Packing of pixels for the gradient of a convolution's weights; see `blockconv.kernels.conv.weights_kernels`."""
+"""Windows of an image whose pixels are packed, for Winograd convolution and for gradients of weights."""
 
 from blockconv import jit
 from blockconv.core.types import ElementType, element
@@ -10,7 +10,7 @@ from blockconv.kernels.common.vectors import Vectors
 
 
 class PackRecord(Arguments):
-    """Pixels of an image that are packed, as [row][column][channel], zeros where there is none.
+    """Pixels of an image that are packed, as [row][column][channel], `border` where there is none.
 
     Floats of 16 bits may be packed in pairs, of a channel of two pixels: an element that dot products take at once.
     """
@@ -28,6 +28,7 @@ class PackRecord(Arguments):
     row_bytes = word("from a packed row to the next", "bytes")
     row_step = word("from a row to the next", "rows of the image")
     col_step = word("from a column to the next", "columns of the image")
+    border = word("what each byte outside the image is; -1: such pixels are not written")
     height = word("of the image", "rows")
     length = word("of a row of the image", "columns")
     row = word("where a row is packed before its pixels become pairs", "address")
@@ -37,7 +38,7 @@ class PackRecord(Arguments):
 
 
 @jit.kernel
-def pack_channels(how: PixelPacking):
+def pack_image(how: PixelPacking):
     """Pack pixels as a `PackRecord` says. Packed floats of 16 bits are in pairs."""
     itemsize, in_pairs = ElementType.of(how.packed).itemsize, ElementType.of(how.packed).is_half
     pack_row, pair_row = pixel_packer(how), _row_pairer(how.lanes)
@@ -45,7 +46,7 @@ def pack_channels(how: PixelPacking):
     def kernel(record, unused_first, unused_last, unused_scratch):
         a = PackRecord(record)
         strides = Geometry(a.strides)
-        rows, cols, ih, iw, height, length = a.rows, a.cols, a.ih, a.iw, a.height, a.length
+        rows, cols, ih, iw, height, length, border = a.rows, a.cols, a.ih, a.iw, a.height, a.length, a.border
         step, pixel = a.col_step, a.width * itemsize
         is_whole = iw == 0 and cols == length and ih >= 0 and ih + rows <= height and step == a.row_step == 1
         if not in_pairs and is_whole and strides.row == cols * strides.col and a.row_bytes == cols * pixel:
@@ -55,13 +56,16 @@ def pack_channels(how: PixelPacking):
         right = max(left, min(cols, (length - iw + step - 1) // step))
         for r in range(rows):
             h, dst = ih + r * a.row_step, a.dst + r * a.row_bytes
-            if h < 0 or h >= height or left == right:
-                fill_memory(dst, a.row_bytes, 0)
+            is_outside = h < 0 or h >= height or left == right
+            if is_outside and border >= 0:
+                fill_memory(dst, a.row_bytes, border)
+            if is_outside:
                 continue
             if in_pairs:
                 dst = a.row
-            fill_memory(dst, left * pixel, 0)
-            fill_memory(dst + right * pixel, (cols - right) * pixel, 0)
+            if border >= 0:
+                fill_memory(dst, left * pixel, border)
+                fill_memory(dst + right * pixel, (cols - right) * pixel, border)
             pack_row(
                 Pixels(
                     src=a.image + h * strides.row + (iw + left * step) * strides.col,
