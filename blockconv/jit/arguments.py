@@ -172,7 +172,7 @@ class _Block(type):
         return made
 
 
-_RESERVED = frozenset({"address", "defaults", "fields", "is_open", "load", "nbytes", "view_at"})
+_RESERVED = frozenset({"address", "defaults", "fields", "is_open", "load", "nbytes", "view_at", "with_zeros"})
 
 
 class Arguments(tuple[Any, ...], metaclass=_Block):
@@ -224,6 +224,11 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
             except TypeError as error:
                 raise TypeError(f"{cls.__name__}: {name} {error}") from None
         return _made(cls, values)
+
+    @classmethod
+    def with_zeros(cls: type[_A], **words) -> _A:
+        """A block of these words; the others are 0."""
+        return cls(**dict.fromkeys(cls.fields, 0) | words)
 
     def _asdict(self) -> dict[str, Any]:
         """The fields' values by name, to make a longer block of: ``Longer(**block._asdict(), more=1)``."""

@@ -54,31 +54,19 @@ class Floats(Vectors):
         return Elements(self.b, self.memory.type, lanes, self.words)
 
 
-def widener(kind: ElementType, lanes: int):
-    """widen(src, dst, count): code that copies elements in memory to an array of the computed type."""
+def converter(kind: ElementType, lanes: int, widens: bool):
+    """convert(src, dst, count): code that copies elements in memory to an array of the computed type; or from one."""
 
     @emitted
-    def widen(builder, src, dst, count) -> None:
+    def convert(builder, src, dst, count) -> None:
         v = Floats(builder, kind, lanes)
 
         def vector(at, mask: Any | None) -> None:
-            v.computed.store(v.load(src + at, mask), dst + v.in_computed(at), mask)
+            if widens:
+                v.computed.store(v.load(src + at, mask), dst + v.in_computed(at), mask)
+            else:
+                v.store(v.computed.load(src + v.in_computed(at), mask), dst + at, mask)
 
         v.each(count, vector)
 
-    return widen
-
-
-def narrower(kind: ElementType, lanes: int):
-    """narrow(src, dst, count): the inverse of `widener`'s."""
-
-    @emitted
-    def narrow(builder, src, dst, count) -> None:
-        v = Floats(builder, kind, lanes)
-
-        def vector(at, mask: Any | None) -> None:
-            v.store(v.computed.load(src + v.in_computed(at), mask), dst + at, mask)
-
-        v.each(count, vector)
-
-    return narrow
+    return convert

@@ -1,6 +1,7 @@
 """How tasks are made of work: how many share output channels, and how many a worker takes at a time."""
 
 import functools
+from typing import NamedTuple
 
 TASK_BYTES = 16 * 1024  # work that is taken at a time, where there is plenty: half of a first-level cache
 
@@ -32,3 +33,17 @@ def splits_of(sources: int, ocbs: int, threads: int, least: int, source: float =
         return most
 
     return min(range(least, max(least, min(ocbs, 4 * threads)) + 1), key=busiest)
+
+
+class Extent(NamedTuple):
+    """Pixels or rows of a task: the first, and how many."""
+
+    first: int
+    size: int
+
+
+def extent_of_task(length, tile, tasks, task):
+    """Tasks share an axis's tiles evenly. The last tile is moved back to be whole, and computes some pixels again."""
+    tiles = (length + tile - 1) // tile
+    first = min(tiles * task // tasks * tile, length - tile)
+    return Extent(first, min(tiles * (task + 1) // tasks * tile, length) - first)

@@ -13,7 +13,7 @@ from blockconv.kernels.common.tile import LINE
 class TileRecord(Arguments):
     """The arguments of `conv_tile`: the source, weights and destination of a tile, or of several in a row.
 
-    An op's block of arguments has a record with the words that all its tiles share (`NO_TILE`). A worker copies it to
+    An op's block of arguments has a record with the words that all its tiles share. A worker copies it to
     its scratch, and writes the others there.
 
     A step of the reduction is one tap of one block of channels. All steps are one run of one row. Where some taps are
@@ -58,9 +58,6 @@ class TileRecord(Arguments):
     is_first = word("whether this is the reduction's first block, before which they are the bias", "0 or 1")
     is_last = word("whether it is the last one, after which the tile is finished", "0 or 1")
     ahead = word("whether each step of several channels prefetches the next step's source", "0 or 1")
-
-
-NO_TILE = TileRecord(**dict.fromkeys(TileRecord.fields, 0))
 
 
 @contextlib.contextmanager

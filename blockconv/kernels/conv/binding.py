@@ -32,7 +32,7 @@ from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import lines_ahead
 from blockconv.kernels.common.operands import conv_operands
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.common.tile_record import NO_TILE, TileRecord
+from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.conv import kernels, packing, packing_planes, pixel_blocking
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import ConvBlocking, has_parts, is_converted
@@ -64,7 +64,7 @@ def bind_tiles(
         operands,
         bound.at,
         blocking,
-        record=NO_TILE._replace(activation=operands.activation, **record),
+        record=TileRecord.with_zeros(activation=operands.activation, **record),
         src=Buffer(operands.src.index, read),
         dst=Buffer(operands.dst.index, written),
         residual=Buffer(operands.residual.index, written),

@@ -211,29 +211,32 @@ def divided(request: Request, tile: ConvTile, at: Space | None = None, packs_pla
     """
     p, dst, types, threads, m = request.problem, request.dst, request.types, request.threads, request.machine
     at, (rows, pixels, vectors, _) = at or space(p, request.src, dst), tile.shape
-    itemsize, packed = types.acc.itemsize, tile.dot.itemsize or types.src.itemsize
-    width, oc, cb = vectors * tile.lanes, p.oc // p.g, tile.cb
+    itemsize, packed, shared = types.acc.itemsize, tile.dot.itemsize or types.src.itemsize, tile.shared
+    width, oc, cb, groups = vectors * tile.lanes, p.oc // p.g, tile.cb, -(-p.g // shared.groups)
     ocbs = -(-(oc if tile.store_width == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
     channels = -(-(p.ic // p.g) // cb) * cb * at.depth
     weights = channels * at.kh * at.kw * packed  # of an output channel
+    pixel_bytes = channels * packed if shared.dense else at.depth * shared.pitch * itemsize
     # Threads share the pixels, or the weights where these are more than the source. Each then reads its share once.
     # (More threads than there are blocks of output channels share both.)
-    by_pixels = weights * oc <= channels * packed * at.ih * at.iw
-    whole = channels * packed * math.prod(at.window(at.oh, at.ow))
+    by_pixels = weights * oc <= channels * packed * at.ih * at.iw or not shared.dense
+    whole = pixel_bytes * math.prod(at.window(at.oh, at.ow))
     cache = m.second_level_cache
     room = cache // 4 if by_pixels else room_for_window(cache, weights * width, whole)
     sharing = threads if by_pixels else -(-threads // ocbs)
-    task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * packed, sharing, room)
-    tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
+    task_rows, task_cols = pixels_of_task(at, groups, rows, pixels, pixel_bytes, sharing, room)
+    tasks = max(1, at.images * groups) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
     packing = blocks_of_packing(pixels * vectors) if packs_planes else 0.0
     splits = splits_of_tasks(tasks, ocbs, threads, packing)
     # Each tile of a 1x1 convolution has a contiguous panel, unless whole rows are packed faster than a tile's few
     # pixels.
     in_blocks = at.kh == at.kw == at.depth == 1 and cb > packed_as_one(types, tile.dot) and not tile.in_place
-    by_tiles = in_blocks or packs_planes
+    by_tiles = (in_blocks and shared.dense) or packs_planes
     panel = pixels if by_tiles else task_cols
     w_rows, w_cols = at.window(task_rows, panel)
-    windows = 0 if tile.in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols
+    windows = 0 if tile.in_place else -(-task_cols // panel) * pixel_bytes * w_rows * w_cols
+    if not shared.dense:
+        windows += (tile.lanes - 1) * shared.pitch * itemsize  # planes are transposed in whole vectors of pixels
     tiles = -(-task_rows // rows) * -(-task_cols // pixels)
     k_blocks = _k_blocks(cache, weights * width, tiles, tile)
     kept = 3 + (tiles if k_blocks > 1 else 0)

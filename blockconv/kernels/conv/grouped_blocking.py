@@ -14,8 +14,15 @@ from blockconv.kernels.common.dot import WIDENED, Dot, dot_for, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.interleaved import Shared
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.conv.blocking import ConvBlocking, TileShape, fills_units, store_width, tile_sizes
-from blockconv.kernels.conv.dividing import pixels_of_task
+from blockconv.kernels.conv.blocking import (
+    ConvBlocking,
+    ConvTile,
+    TileShape,
+    divided,
+    fills_units,
+    store_width,
+    tile_sizes,
+)
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.machine import Machine
 
@@ -45,7 +52,7 @@ def _dot(request: Request) -> Dot:
 @functools.lru_cache(maxsize=4096)
 def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem on a machine. Tile sizes do not depend on the threads."""
-    p, types, threads, m = request.problem, request.types, request.threads, request.machine
+    p, types, m = request.problem, request.types, request.machine
     itemsize, at, d = types.acc.itemsize, space(p, request.src, request.dst), request.destination
     lanes, registers = _lanes(m, p, m.lanes(itemsize)), m.registers
     dot = _dot(request)
@@ -60,37 +67,21 @@ def blocking(request: Request) -> ConvBlocking:
     shared = Shared(count, ic, oc, pitch, taps, at.dw if taps > 1 else 0, at.sw if at.kw > 1 else 1)
     like = None if request.anchor is None else blocking(request.at_anchor).shape
     rows, pixels = _tile(at, registers - taps - 2 - (dot.instructions > 1), like)
-    groups = -(-p.g // count)
-    task_rows, task_cols = pixels_of_task(
-        at, groups, rows, pixels, at.depth * pitch * itemsize, threads, m.second_level_cache // 4
-    )
-    w_rows, w_cols = at.window(task_rows, task_cols)
-    window = at.depth * pitch * itemsize * w_rows * w_cols
-    window += (lanes - 1) * pitch * itemsize  # planes are transposed in whole vectors of pixels
-    scratch = -(-window // 128) * 128 + 256 + 3 * rows * pixels * lanes * itemsize
-    width = store_width(d, at, types.dst.itemsize, lanes, groups_of=count * oc if groups > 1 else 0)
+    width = store_width(d, at, types.dst.itemsize, lanes, groups_of=count * oc if p.g > count else 0)
     length = request.source.length
-    cb = _source_block(channels, length if length == NO_BLOCK else length // unit, lanes)
-    return ConvBlocking(
+    tile = ConvTile(
         rows=rows,
         pixels=pixels,
         vectors=1,
         lanes=lanes,
-        cb=cb,
+        cb=_source_block(channels, length if length == NO_BLOCK else length // unit, lanes),
         store_width=width,
-        task_rows=task_rows,
-        task_cols=task_cols,
-        splits=1,
-        ocbs=1,
         in_place=False,
-        panel=task_cols,
-        window_rows=w_rows,
-        window_cols=w_cols,
-        scratch=scratch,
         step=dot.channels,
         shared=shared,
         dot=dot,
     )
+    return divided(request, tile)
 
 
 def _source_block(channels: int, length: int, lanes: int) -> int:

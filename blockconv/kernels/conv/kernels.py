@@ -12,6 +12,7 @@ from blockconv import jit
 from blockconv.jit.ir import call_kernel, copy_memory, load_bits, load_i64, prefetch, store_bits
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.kernels.common.tasks import extent_of_task
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.conv.arguments import ScatterRecord, TilesArguments, WindowRecord
@@ -123,32 +124,18 @@ def _write_common(a, run, scattered):
         run.residual = tile_bytes if scattered.residual else 0
 
 
-class _Extent(NamedTuple):
-    """Pixels of a task along an axis of the destination: the first, how many they are, and where its window begins.
+def _window_of(a, rows, cols):
+    """The first row and column of the destination that a window is of, or a panel of one: it does not reach past these.
 
-    A window has room for the largest task, and does not reach past the axis: it may begin before the first pixel.
+    It has room for the largest task, so it may begin before the task's first pixel.
     """
-
-    first: int
-    size: int
-    window: int
+    return min(rows.first, a.oh - a.task_rows), min(cols.first, a.ow - a.panel)
 
 
-def _extent(length, tile, tasks, task, window):
-    """The extent of task number `task`. Tasks share an axis's tiles evenly; only the last tile may be moved back.
-
-    window: pixels of a window.
-    """
-    tiles = (length + tile - 1) // tile
-    first = min(tiles * task // tasks * tile, length - tile)
-    end = min(tiles * (task + 1) // tasks * tile, length)
-    return _Extent(first, end - first, min(first, length - window))
-
-
-def _pack_panels(a, run, window, image, n, group, rows, cols):
-    """Pack the window of the task of these rows and columns, panel by panel."""
-    ih = rows.window * a.sh - a.ph
-    iw = cols.window * a.sw - a.pw
+def _pack_panels(a, run, window, image, n, group, begin, cols):
+    """Pack the window of a task, panel by panel. begin: its first row and column."""
+    ih = begin[0] * a.sh - a.ph
+    iw = begin[1] * a.sw - a.pw
     depth = n * a.image_step + a.image_start
     panel = a.panel
     for k in range((cols.size + panel - 1) // panel):
@@ -363,17 +350,17 @@ def conv_tiles():
             col_task, above = rest % a.col_tasks, rest // a.col_tasks
             row_task, above = above % a.row_tasks, above // a.row_tasks
             group, n = above % a.groups, above // a.groups
-            task_rows = _extent(a.oh, rows, a.row_tasks, row_task, a.task_rows)
-            task_cols = _extent(a.ow, pixels, a.col_tasks, col_task, a.panel)
+            task_rows = extent_of_task(a.oh, rows, a.row_tasks, row_task)
+            task_cols = extent_of_task(a.ow, pixels, a.col_tasks, col_task)
+            row, col = _window_of(a, task_rows, task_cols)
             image = a.src + n * a.source.n
             if a.in_place:
                 window = image + source_offset(a, group * a.group_ic)
-                window += task_rows.window * a.source.row + task_cols.window * a.source.col
+                window += row * a.source.row + col * a.source.col
             elif rest != packed:
-                _pack_panels(a, run, window, image, n, group, task_rows, task_cols)
+                _pack_panels(a, run, window, image, n, group, (row, col), task_cols)
                 packed = rest
-            top, left = task_rows.first - task_rows.window, task_cols.first - task_cols.window
-            src = window + top * a.record.src_row + left * a.record.src_pixel
+            src = window + (task_rows.first - row) * a.record.src_row + (task_cols.first - col) * a.record.src_pixel
             dst = a.dst + n * a.destination.n
             dst += task_rows.first * a.destination.row + task_cols.first * a.destination.col
             _write_row(a, run, task_cols)

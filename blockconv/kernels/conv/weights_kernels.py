@@ -342,7 +342,7 @@ def weights_tiles(acc, dst, lanes):
                 for ocb in range(first_ocb, end_ocb):
                     k = ocb - first_ocb
                     bias = sums + a.bias_at + k * (a.width * a.itemsize) if has_bias else 0
-                    finish(a, _Block(group, icb, ocb), sums + k * block_bytes, bias)
+                    finish(a, _Block(group, icb, ocb), sums + k * block_bytes, bias, 1)
 
     return kernel
 
@@ -359,16 +359,17 @@ class _Block(NamedTuple):
 
 
 def _finisher(acc: int, dst: int, lanes: int):
-    """finish(a, block, sums, bias): moves the sums of a block of output channels to the gradient. bias: 0: none.
+    """finish(a, block, sums, bias, splits): moves the sums of a block of output channels to the gradient.
 
+    bias: 0: none. splits: whose sums are added in their order.
     acc, dst: codes of the types. lanes: of a vector. Weights of an output channel are in contiguous runs. Vectors of
     output channels of neighbouring weights are transposed.
     """
     itemsize, dst_bytes = ElementType.of(acc).itemsize, ElementType.of(dst).itemsize
     transposed, one = (_gatherer(ElementType.of(acc), ElementType.of(dst), count) for count in (lanes, 1))
 
-    def finish(a, of, sums, bias):
-        first, run = of.ocb * a.width, a.run_weights
+    def finish(a, of, sums, bias, splits):
+        first, run, split = of.ocb * a.width, a.run_weights, a.groups * a.icbs * a.oc_tasks * a.task_sums
         to = a.dst + of.group * a.dst_group + first * a.dst_o + min(of.icb * a.cb, a.ic - a.cb) * a.dst_i
         valid = min(a.width, min(a.oc, a.all_oc - of.group * a.oc) - first)
         for r in range(a.runs):
@@ -377,23 +378,27 @@ def _finisher(acc: int, dst: int, lanes: int):
             for o in range(0, valid, lanes):
                 for k in range(0, run, lanes):
                     k = max(0, min(k, run - lanes))
-                    weights = Weights(at + o * a.dst_o + k * dst_bytes, a.dst_o, sums + o * itemsize, rows + 8 * k)
+                    weight, added = at + o * a.dst_o + k * dst_bytes, sums + o * itemsize
+                    weights = Weights(weight, a.dst_o, added, rows + 8 * k, splits, split)
                     transposed(weights, run - k, valid - o)
         for o in range(valid if bias else 0):
             at = a.dst_bias + (of.group * a.oc + first + o) * dst_bytes
-            one(Weights(at, 0, bias + o * itemsize, a.offsets + 8 * a.offset_count), 1, 1)
+            one(Weights(at, 0, bias + o * itemsize, a.offsets + 8 * a.offset_count, splits, split), 1, 1)
 
     return finish
 
 
 class Weights(NamedTuple):
     """Neighbouring weights of some output channels: the address of the first in the gradient, bytes from an output
-    channel to the next there, the sums, and the address of a table: from there to the sums of each weight, in bytes."""
+    channel to the next there, the sums, and the address of a table: from there to the sums of each weight, in bytes;
+    how many splits there are, and bytes from the sums of one to those of the next."""
 
     dst: int
     apart: int
     sums: int
     rows: int
+    splits: int
+    split: int
 
 
 def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
@@ -407,7 +412,12 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
         def loaded(_: bool) -> list[Any]:
             rows = [builder.select(k < count, const(k), last) for k in range(lanes)]
             offsets = [builder.load(builder.gep(pointer(builder, w.rows, I64), [row])) for row in rows]
-            return [held.load(w.sums + offset) for offset in offsets]
+            sums = [held.slots(1, held.load(w.sums + offset))[0] for offset in offsets]
+            with counted(builder, w.splits - 1) as number:
+                split = w.sums + (number + 1) * w.split
+                for slot, offset in zip(sums, offsets, strict=True):
+                    builder.store(builder.load(slot) + held.load(split + offset), slot)
+            return [builder.load(slot) for slot in sums]
 
         def store(k: int, value, whole: bool) -> None:
             stored = None if whole else v.computed.below(builder.select(k < channels, count, const(0)))
@@ -423,39 +433,21 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
 def add_splits(acc, dst, lanes):
     """Add the sums of all splits, in their order, and move them to the gradient. A task is a block of output channels
     of a task of `weights_tiles`; see `_finisher`."""
-    held, finish = ElementType.of(acc), _finisher(acc, dst, lanes)
-    itemsize = held.itemsize
-
-    @emitted
-    def add(builder, dst, src, size) -> None:
-        v = Vectors(builder, held, lanes)
-        with counted(builder, builder.udiv(size, const(v.bytes))) as loop:
-            at = loop * v.bytes
-            to = dst + at
-            v.store(v.load(to) + v.load(src + at), to)
+    itemsize, finish = ElementType.of(acc).itemsize, _finisher(acc, dst, lanes)
 
     def kernel(args, first, last, scratch):
         a = WeightsArguments(args)
         line = a.width * itemsize
         block_bytes = a.kh * a.tap_cols * a.tiles * a.lines * line
-        split = a.groups * a.icbs * a.oc_tasks * a.task_sums
         for number in range(first, last):
             k, task = number % a.task_ocbs, number // a.task_ocbs
             oc_task, rest = task % a.oc_tasks, task // a.oc_tasks
             icb, group = rest % a.icbs, rest // a.icbs
             ocb = a.ocbs * oc_task // a.oc_tasks + k
-            if ocb >= _end_ocb(a, group, oc_task):
-                continue
-            sums = a.workspace + task * a.task_sums
-            bias = 0
-            if a.dst_bias != 0 and icb == 0:
-                bias = sums + a.bias_at + k * line
-            sums += k * block_bytes
-            for s in range(1, a.splits):
-                add(sums, sums + s * split, block_bytes)
-                if bias:
-                    add(bias, bias + s * split, line)
-            finish(a, _Block(group, icb, ocb), sums, bias)
+            if ocb < _end_ocb(a, group, oc_task):
+                sums = a.workspace + task * a.task_sums
+                bias = sums + a.bias_at + k * line if a.dst_bias != 0 and icb == 0 else 0
+                finish(a, _Block(group, icb, ocb), sums + k * block_bytes, bias, a.splits)
 
     return kernel
 

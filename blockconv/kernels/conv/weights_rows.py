@@ -35,7 +35,7 @@ from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.packed_images import pack_image
 from blockconv.kernels.common.packed_pixels import packing_of
 from blockconv.kernels.common.request import Reason, Request, are_far
-from blockconv.kernels.common.tile_record import NO_TILE
+from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.conv import weights_kernels as kernels
 from blockconv.kernels.conv.weights_blocking import CHUNK_STEPS, WeightsBlocking, weights_blocking
 from blockconv.kernels.conv.weights_kernels import Images, WeightsArguments
@@ -111,7 +111,7 @@ def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool
     packed = types.src if in_pairs else types.acc
     whole, cut = _offsets(request, at, window)
     size, taps = types.acc.itemsize, max(1, at.taps)
-    record = NO_TILE._replace(
+    record = TileRecord.with_zeros(
         runs=1,
         rows=1,
         tiles=at.tiles,

@@ -37,7 +37,7 @@ from blockconv.jit.ir import (
     splat,
     store_f,
 )
-from blockconv.kernels.common.floats import Floats, narrower, widener
+from blockconv.kernels.common.floats import Floats, converter
 from blockconv.kernels.common.geometry import ChannelVector, Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
 
@@ -255,7 +255,7 @@ def pool_scatter(src, lanes):
     """
     held = ElementType.of(src)
     itemsize, size, is_half = held.itemsize, held.computed.itemsize, held.is_half
-    widen, narrow = widener(held, lanes), narrower(held, lanes)
+    widen, narrow = (converter(held, lanes, widens) for widens in (True, False))
 
     def kernel(args, first, last, scratch):
         a = PoolBackwardArgs(args)

@@ -8,6 +8,7 @@ from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import as_float64, call_kernel, copy_memory, load_i64
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.packed_pixels import matrix_packer
+from blockconv.kernels.common.tasks import Extent, extent_of_task
 from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.product.codegen import AttentionSpec, Scores, softmax_of_scores
 from blockconv.kernels.product.codegen_few import FewRows, multiply_few_rows, store_few_rows
@@ -110,20 +111,6 @@ class MultiplyArgs(ProductOperands):
     product = group(ProductWords, "the product that gives the result; its tiles have as many rows")
 
 
-class Extent(NamedTuple):
-    """Rows of a task: the first, and how many."""
-
-    first: int
-    size: int
-
-
-def rows_of_task(rows, pixels, tasks, task):
-    """Tasks share tiles evenly; the last tile is moved back to be whole, and computes some rows again."""
-    tiles = (rows + pixels - 1) // pixels
-    first = min(tiles * task // tasks * pixels, rows - pixels)
-    return Extent(first, min(tiles * (task + 1) // tasks * pixels, rows) - first)
-
-
 class Rows(NamedTuple):
     """Rows that are multiplied: their source and destination, the panels, and how many they are."""
 
@@ -191,7 +178,7 @@ def multiply(element, lanes, packs, turned, how: AttentionSpec):
             split, rest = task % a.splits, task // a.splits
             matrix, part = rest // r.tasks, rest % r.tasks
             at = MatrixWords(a.table + a.matrices)[matrix]
-            rows = rows_of_task(r.rows, p.pixels, r.tasks, part)
+            rows = extent_of_task(r.rows, p.pixels, r.tasks, part)
             src = a.src + at.src + rows.first * r.src_row
             if packs:
                 if rest != packed:

@@ -25,7 +25,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.common.tile_record import NO_TILE, TileRecord
+from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.product import kernels
 from blockconv.kernels.product.blocking import (
     Matrices,
@@ -82,7 +82,7 @@ def product_words(x: Product, fma: bool, ends: Ends, offsets: int, columns: int)
         dst=ends.dst.code if ends.dst != x.element else 0,
     )
     lines = lines_ahead(x.panel_bytes, max(1, ends.tiles), max(1, full))
-    record = NO_TILE._replace(
+    record = TileRecord.with_zeros(
         runs=1,
         rows=1,
         run_steps=full,

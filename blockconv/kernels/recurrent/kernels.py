@@ -5,7 +5,7 @@ from blockconv.core.eltwise_problem import COLUMNS
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
 from blockconv.jit.ir import copy_memory, fill_memory
-from blockconv.kernels.common.floats import narrower, widener
+from blockconv.kernels.common.floats import converter
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.recurrent.codegen import RecurrentStep, add_products, reset_hidden, update
 
@@ -38,7 +38,7 @@ def recurrent(element, lanes, is_lstm, resets_sums, images):
     kind = ElementType.of(element)
     itemsize, held, line = kind.itemsize, kind.computed.itemsize, COLUMNS * kind.computed.itemsize
     add, make = add_products(kind.computed, lanes, images), update(kind, lanes, bool(is_lstm), bool(resets_sums))
-    reset, take, give = reset_hidden(kind, lanes), widener(kind, lanes), narrower(kind, lanes)
+    reset, (take, give) = reset_hidden(kind, lanes), (converter(kind, lanes, widens) for widens in (True, False))
 
     def kernel(args, first, last, scratch):
         a = RecurrentArgs(args)

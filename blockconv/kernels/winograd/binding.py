@@ -18,7 +18,7 @@ from blockconv.kernels.common.packed_images import pack_image
 from blockconv.kernels.common.packed_pixels import packing_of
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.common.tile_record import NO_TILE
+from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradArgs
@@ -40,7 +40,7 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
     offsets, src_bytes, finish = _offsets(p, at), request.src_bytes, _finish(request, at, epilogue)
     lanes = s._replace(length=NO_BLOCK, channel=types.src.itemsize) if at.images else s
     vector, tile = at.src_lanes * at.itemsize, at.scratch.products_tile
-    record = NO_TILE._replace(
+    record = TileRecord.with_zeros(
         runs=1,
         rows=1,
         ahead=1,
