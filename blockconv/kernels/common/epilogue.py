@@ -29,7 +29,7 @@ from blockconv.kernels.common.requantize import (
     rounded_sum,
     times_inverse,
 )
-from blockconv.kernels.common.tile import Output, Tile, to_store
+from blockconv.kernels.common.tile import Tile, to_store
 from blockconv.kernels.common.unpacked import PARTS, in_order, split
 
 # Bytes of the vectors that are stored as fast with a mask as without: those of AVX-512. With AVX2 a masked store takes
@@ -37,51 +37,39 @@ from blockconv.kernels.common.unpacked import PARTS, in_order, split
 MASKED_STORES = 64
 
 
-def finish(
-    builder,
-    tile: Tile,
-    store_width: int,
-    act: int,
-    out: Output,
-    accs: list[Any],
-    has_parts: bool = False,
-    apart: Callable[[], None] | None = None,
-) -> None:
+def finish(builder, tile: Tile, out, accs: list[Any], apart: Callable[[], None] | None = None) -> None:
     """Store the accumulators (stack slots, in the order [row][pixel][vector]), with residual and activation.
 
-    store_width: contiguous destination channels, which one store writes; 1 is NCHW. act: an `ActivationKind`.
-    has_parts: whether `Output.dst_block` is a table. apart: emits what stores a tile that lacks channels, if it is not
-    to be stored here.
+    out: an `Output`, or a `TileRecord`. apart: emits what stores a tile that lacks channels, if it is not to be stored
+    here.
     """
     full = out.valid >= (tile.period or tile.width)
     if tile.period and not tile.row:
         full = full & (out.written >= tile.width)
     with builder.if_else(full, likely=True) as (whole, part):
         with whole:
-            TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=False).finish(accs)
+            TileEpilogue(builder, tile, out, masked=False).finish(accs)
         with part:
             if apart:
                 apart()
             else:
-                TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=True).finish(accs)
+                TileEpilogue(builder, tile, out, masked=True).finish(accs)
 
 
 class TileEpilogue:
     """The code that finishes a tile; `masked` where not all of its channels exist, or not all are written."""
 
-    def __init__(
-        self, builder, tile: Tile, store_width: int, act: int, out: Output, has_parts: bool, masked: bool
-    ) -> None:
+    def __init__(self, builder, tile: Tile, out, masked: bool) -> None:
         self.b, self.v, self.out = builder, tile.code(builder), out
         self.tile, self.parts = tile.in_order, tile.unpacked or 1  # of a vector that is stored
-        self.store_width, self.act, self.masked = store_width, act, masked
-        self.has_parts, self.stored = has_parts, tile.stored(builder)
+        self.store_width, self.act, self.masked = tile.store_width, tile.act, masked
+        self.stored = tile.stored(builder)
         self.finished = ir.IntType(32) if self.stored.type.is_packed else self.stored.element  # before it is packed
         self.half = self.stored.type if self.stored.type.is_half else None
         self.args = EpilogueArguments.load(builder, out.activation, held=True) if tile.dst and not self.half else None
         self.rounding = Rounding(tile.rounding)
         # `away` and `fits` of `quantized_parts`.
-        self.how = Rounding.AWAY in self.rounding, act != ActivationKind.OTHER
+        self.how = Rounding.AWAY in self.rounding, tile.act != ActivationKind.OTHER
 
     def finish(self, accs: list[Any]) -> None:
         """Finish accumulators in the order [row][pixel][vector]."""
@@ -102,7 +90,7 @@ class TileEpilogue:
             if planes:
                 self.each_plane(values, base, self.finish_planes)
             else:
-                self.store_channels(values, base, row)
+                self.store_vectors(values, base, row)
 
     def finish_bytes(self, accs: list[Any]) -> None:
         """Finish few vectors after the other, so that the registers of the first ones are free for the others."""
@@ -200,18 +188,14 @@ class TileEpilogue:
         If no lane is in bounds, the address is the pixel's own. A fully masked store to an unmapped page behind the
         array writes nothing, but takes a processor hundreds of cycles.
         """
-        offset = to_store(self.b, self.out, j, self.has_parts)
+        offset = to_store(self.b, self.out, j, bool(self.tile.has_parts))
         if not self.masked or self.tile.row:
             return pixel + offset, None
         limit = self.out.written - j * self.store_width
         is_any = limit > 0
         return pixel + self.b.select(is_any, offset, const(0)), limit
 
-    def store_channels(self, values: list[Any], base, row: int) -> None:
-        """Store the vectors of a row."""
-        self.store_vectors(values, base, row, 0)
-
-    def store_vectors(self, values: list[Any], base, row: int, first: int) -> None:
+    def store_vectors(self, values: list[Any], base, row: int, first: int = 0) -> None:
         """Store vectors of a row from number `first` on."""
         if self.masked:
             values = [self.with_zero_tail(x, (first + i) % self.tile.vectors) for i, x in enumerate(values)]
@@ -248,8 +232,8 @@ class TileEpilogue:
         with self.b.if_then(self.b.icmp_signed("!=", self.out.residual, const(0)), likely=False):
             count = len(accs) // self.tile.rows
             for row in range(self.tile.rows):
-                base = self.residual_row(row)
-                slots, values = accs[row * count : (row + 1) * count], self.load_row(base, row)
+                slots = accs[row * count : (row + 1) * count]
+                values = self.load_vectors(self.residual_row(row), row, 0, count)
                 for slot, value in zip(slots, values, strict=True):
                     self.b.store(self.with_residual(self.b.load(slot), value), slot)
 
@@ -262,10 +246,6 @@ class TileEpilogue:
         if self.args and Rounding.SUMS in self.rounding:
             x = rounded_sum(self.v, self.args, x)
         return x + self.read(value)
-
-    def load_row(self, base, row: int) -> list[Any]:
-        """The addends of a row's vectors, in their stored form."""
-        return self.load_vectors(base, row, 0, self.tile.pixels * self.tile.vectors * self.parts)
 
     def load_vectors(self, base, row: int, first: int, count: int) -> list[Any]:
         """The residual of `count` accumulators of a row, from number `first` on."""

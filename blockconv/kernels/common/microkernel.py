@@ -22,13 +22,12 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, NEAREST, call_kernel, const, counted, emit_prefetch, emitted, opaque
-from blockconv.jit.records import fill
 from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
 from blockconv.kernels.common.epilogue import TileEpilogue, finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
-from blockconv.kernels.common.requantize import FLOAT32, dequantized
-from blockconv.kernels.common.tile import LINE, Output, Tile
+from blockconv.kernels.common.requantize import dequantized
+from blockconv.kernels.common.tile import LINE, Tile
 from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles, source_of
 from blockconv.kernels.common.vectors import Vectors
 
@@ -61,6 +60,8 @@ class TileSpec(NamedTuple):
     cut: whether tiles leave out taps that find only padding.
     parted: whether another kernel stores tiles that lack channels (`TileRecord.part`): code that many problems do not
         need takes LLVM as long as all else of a tile.
+    wei_width: of a `pixel_tile`, output channels of a block of packed weights; the tile takes the first. 0: it takes
+        all.
     """
 
     element: int
@@ -90,19 +91,17 @@ class TileSpec(NamedTuple):
     src_channel: int = 0
     cut: int = 0
     parted: int = 0
+    wei_width: int = 0
 
     @property
     def tile(self) -> Tile:
         """The tile as it is reduced."""
-        return Tile(*self[:6])
+        return Tile(*self[:6], store_width=self.store_width, act=self.act, has_parts=self.has_parts)
 
     @property
     def finished(self) -> Tile:
-        """The tile as it is stored: integers that become real numbers on the way are float32 before."""
-        if not self.dst:
-            return self.tile
-        converted = self.dst if self.dst != FLOAT32.code else 0
-        return self.tile._replace(element=FLOAT32.code, dst=converted, rounding=self.rounding)
+        """The tile as it is stored."""
+        return self.tile.stored_as(self.dst, self.rounding)
 
     @property
     def shared(self) -> Shared:
@@ -151,43 +150,42 @@ def conv_tile(spec: TileSpec):
 
 def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
     """Reduce and store a tile, or a block of its reduction."""
-    out = fill(Output, run)
     if spec.k_blocked:
-        _reduce_block(builder, spec, run, record, out)
+        _reduce_block(builder, spec, run, record)
         return
     if spec.shared.dense:
         accs = _accumulators(builder, spec, run)
         _reduce(builder, spec, run, accs)
     else:
         accs = reduce_shared(spec.tile.code(builder), spec.tile, spec.shared, spec.dot, run, bool(spec.cut))
-    _finish(builder, spec, run, record, out, accs)
+    _finish(builder, spec, run, record, accs)
 
 
-def _finish(builder, spec: TileSpec, run: TileRecord, record, out: Output, accs: list[Any]) -> None:
+def _finish(builder, spec: TileSpec, run: TileRecord, record, accs: list[Any]) -> None:
     """Store a tile that is reduced."""
     b, tile = builder, spec.finished
-    accs = real_accumulators(b, spec, (run.bia, run.scales), out.activation, accs)
+    accs = real_accumulators(b, spec, (run.bia, run.scales), run.activation, accs)
 
     def apart() -> None:
         v = tile.code(b)
         memory = b.ptrtoint(alloca_once(b, v.kind, len(accs)), I64)
         for k, slot in enumerate(accs):
             v.store(b.load(slot), memory + k * v.bytes)
-        call_kernel.emit(b, run.part, record, out.dst, memory, const(0))
+        call_kernel.emit(b, run.part, record, run.dst, memory, const(0))
 
-    finish(b, tile, spec.store_width, spec.act, out, accs, bool(spec.has_parts), apart if spec.parted else None)
+    finish(b, tile, run, accs, apart if spec.parted else None)
 
 
 @jit.kernel
-def finish_part(tile: Tile, store_width, act, has_parts):
+def finish_part(tile: Tile):
     """Store a tile that lacks channels, of its `TileRecord`, its destination, and the address of its accumulators."""
 
     @emitted
     def store(builder, record, dst, accs):
-        out, v = fill(Output, TileRecord.load(builder, record))._replace(dst=dst), tile.code(builder)
+        run, v = TileRecord.load(builder, record)._replace(dst=dst), tile.code(builder)
         offsets = range(0, tile.rows * tile.pixels * tile.vectors * v.bytes, v.bytes)
         slots = [slot for k in offsets for slot in v.slots(1, v.load(accs + k))]
-        TileEpilogue(builder, tile, store_width, act, out, bool(has_parts), masked=True).finish(slots)
+        TileEpilogue(builder, tile, run, masked=True).finish(slots)
 
     def kernel(record, dst, accs, unused):
         store(record, dst, accs)
@@ -195,7 +193,7 @@ def finish_part(tile: Tile, store_width, act, has_parts):
     return kernel
 
 
-def _reduce_block(builder, spec: TileSpec, run: TileRecord, record, out: Output) -> None:
+def _reduce_block(builder, spec: TileSpec, run: TileRecord, record) -> None:
     """A block of a tile's reduction. Accumulators are kept as they are: the sums are the same as without blocks."""
     v = spec.tile.code(builder)
     is_last = builder.icmp_signed("!=", run.is_last, const(0))
@@ -206,7 +204,7 @@ def _reduce_block(builder, spec: TileSpec, run: TileRecord, record, out: Output)
     _reduce(builder, spec, run, accs)
     with builder.if_else(is_last) as (finished, kept):
         with finished:
-            _finish(builder, spec, run, record, out, accs)
+            _finish(builder, spec, run, record, accs)
         with kept:
             for k, slot in enumerate(accs):
                 v.store(builder.load(slot), run.sums + k * v.bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from blockconv.core.types import ElementType
+from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import I64, const, pointer
 from blockconv.kernels.common.vectors import Vectors
 
@@ -23,6 +23,9 @@ class Tile(NamedTuple):
     unpacked: how many vectors are stored as one, in the order of `unpacked.py`; 0 where each is stored.
     row: elements of a row, where the last vector of one has more lanes; 0 where not, or where that is not known.
     dense: whether rows follow one another, so that a row's last vector may write over the next, which is stored later.
+    store_width: contiguous destination channels, which one store writes; 1 is NCHW.
+    act: an `ActivationKind`.
+    has_parts: whether `Output.dst_block` is a table.
     """
 
     element: int
@@ -37,6 +40,16 @@ class Tile(NamedTuple):
     unpacked: int = 0
     row: int = 0
     dense: int = 0
+    store_width: int = 0
+    act: int = 0
+    has_parts: int = 0
+
+    def stored_as(self, dst: int, rounding: int) -> Tile:
+        """The tile as another type, if not 0: integers that become real numbers on the way are float32 before."""
+        if not dst:
+            return self
+        float32 = element("float32").code
+        return self._replace(element=float32, dst=dst if dst != float32 else 0, rounding=rounding)
 
     @property
     def itemsize(self) -> int:
@@ -65,7 +78,7 @@ class Tile(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Where a tile goes: values of LLVM, i64s; the strides in bytes.
+    """Where a tile goes, if no `TileRecord` says it: values of LLVM, i64s; the strides in bytes.
 
     dst: the address of the first pixel and channel.
     dst_row, dst_pixel: from a row of pixels, and a pixel, to the next.

@@ -97,31 +97,14 @@ def scatter_pixels(itemsize, lanes):
 # ---------------------------------------------------------------- the loop over tasks
 
 
-class _Scattered(NamedTuple):
-    """How tiles are scattered.
-
-    all: whether all of them are.
-    kernel: the kernel that scatters.
-    tile: where a tile is stored first, with no gaps.
-    gathered: where its residual is gathered.
-    residual: bytes from the destination to the residual.
-    """
-
-    all: int
-    kernel: int
-    tile: int
-    gathered: int
-    residual: int
-
-
-def _write_common(a, run, scattered):
-    """Write the words that the records of all tiles share: scattered ones are stored as `_Scattered.tile` first."""
-    tile_bytes = a.tile_lines * a.tile_width * a.acc_itemsize
+def _write_common(a, run):
+    """Write the words that the records of all tiles share: scattered ones are first stored after their accumulators."""
+    tile_bytes, residual, tiles = a.tile_bytes, a.residual - a.dst, run.address - 3 * a.tile_bytes
     copy_memory(run.address, a.record.address, TileRecord.nbytes)
-    run.scratch, run.residual = scattered.tile - tile_bytes, scattered.residual
-    if scattered.all:
-        run.dst = scattered.tile
-        run.residual = tile_bytes if scattered.residual else 0
+    run.scratch, run.residual = tiles, residual
+    if a.scatters:
+        run.dst = tiles + tile_bytes
+        run.residual = tile_bytes if residual else 0
 
 
 def _window_of(a, rows, cols):
@@ -163,16 +146,16 @@ class _Block(NamedTuple):
     written: int
 
 
-def _scatter(a, run, scattered, dst, block, gather):
+def _scatter(a, run, dst, block, gather):
     """Move the stored tile to the destination. gather: 1, move its part of the residual to where the tile reads it."""
     wanted = ScatterRecord(run.address + TileRecord.nbytes)
-    wanted.tile = scattered.gathered if gather else scattered.tile
-    wanted.dst = dst + scattered.residual if gather else dst
+    wanted.tile = run.scratch + (1 + gather) * a.tile_bytes
+    wanted.dst = dst + gather * (a.residual - a.dst)
     wanted.channel = block.channel
     wanted.valid = block.valid
     wanted.written = min(a.tile_width, block.valid) if gather else block.written
     wanted.gather = gather
-    call_kernel(scattered.kernel, a.address, wanted.address, 0, 0)
+    call_kernel(a.scatter, a.address, wanted.address, 0, 0)
 
 
 def _tiles_of(a, cols):
@@ -218,7 +201,7 @@ def _rows_in_bounds(a, row):
 
 def _cols_in_bounds(a, col):
     if not a.tap_cols:
-        return 0, a.row_steps
+        return 0, a.tap_row_steps
     first = col * a.sw - a.pw
     return _taps_in_bounds((first, first + (a.tile_pixels - 1) * a.sw), a.iw, a.tap_cols, a.tap_col)
 
@@ -229,8 +212,8 @@ def _leave_out(a, run, every, rows, cols):
     If none is left out, all are one run, as in a tile inside the image.
     """
     (top, bottom), (left, right) = rows, cols
-    first, each, run_steps = top * a.row_steps + left, right - left, a.tap_rows * a.row_steps
-    is_whole = each == a.row_steps
+    first, each, run_steps = top * a.tap_row_steps + left, right - left, a.tap_rows * a.tap_row_steps
+    is_whole = each == a.tap_row_steps
     is_all = is_whole and bottom - top == a.tap_rows
     taken = (bottom - top) * each if is_whole else each
     run.offsets = every.offsets + first * 8
@@ -238,21 +221,20 @@ def _leave_out(a, run, every, rows, cols):
     run.runs = 1 if is_all else every.full // run_steps
     run.run_steps = every.full if is_all else run_steps
     run.rows = 1 if is_whole else bottom - top
-    run.row_steps = 0 if is_whole else a.row_steps
+    run.row_steps = 0 if is_whole else a.tap_row_steps
     run.full_steps = every.full if is_all else taken
     run.tail_steps = taken if every.tail else 0
     if a.biases:
         table, ends = a.offsets + a.biases, a.tap_rows + 1
-        number = ends * ends + left * (a.row_steps + 1) + right
+        number = ends * ends + left * (a.tap_row_steps + 1) + right
         run.bia = every.bia + load_i64(table, top * ends + bottom) + load_i64(table, number)
         run.scales = run.bia + a.scales_at
 
 
-def _compute_rows(a, run, scattered, rows, cols, src, dst, block):
+def _compute_rows(a, run, rows, cols, src, dst, block):
     """Compute the tiles of these rows and columns; a call takes as many as `run` says."""
     count, together, tiles = rows.size, run.tiles, _tiles_of(a, cols)
     tile_rows, last_col = a.tile_rows, cols.size - a.tile_pixels
-    tile_bytes = a.tile_lines * a.tile_width * a.acc_itemsize
     every = _Steps(run.offsets, run.wei, run.bia, run.full_steps, run.tail_steps)
     for number in range((count + tile_rows - 1) // tile_rows):
         r = min(number * tile_rows, count - tile_rows)
@@ -263,29 +245,29 @@ def _compute_rows(a, run, scattered, rows, cols, src, dst, block):
                 _leave_out(a, run, every, _rows_in_bounds(a, rows.first + r), _cols_in_bounds(a, col))
             run.src = src + r * a.record.src_row + min(tile * run.src_next, run.src_last)
             at = dst + r * a.destination.row + min(tile * run.dst_next, run.dst_last)
-            _compute_tiles(a, run, scattered, at, block)
+            _compute_tiles(a, run, at, block)
             run.prefetch += together * a.record.prefetch_lines * (every.full * LINE)
-            run.sums += together * tile_bytes
+            run.sums += together * a.tile_bytes
             tile += together
     run.bia = every.bia
 
 
-def _compute_tiles(a, run, scattered, dst, block):
+def _compute_tiles(a, run, dst, block):
     """Compute tiles of the first pixel `dst` and see them stored: one, if they are scattered or followed by padding."""
     if not run.is_last:
         call_kernel(a.tile, run.address, 0, 0, 0)
-    elif scattered.all:
-        if scattered.residual:
-            _scatter(a, run, scattered, dst, block, 1)
+    elif a.scatters:
+        if run.residual:
+            _scatter(a, run, dst, block, 1)
         call_kernel(a.tile, run.address, 0, 0, 0)
-        _scatter(a, run, scattered, dst, block, 0)
+        _scatter(a, run, dst, block, 0)
     else:
         run.dst = dst + _destination_offset(a, block.channel)
         call_kernel(a.tile, run.address, 0, 0, 0)
         width = a.tile_width
         if block.written > width:
             rest = _Block(block.channel + width, 0, block.written - width)
-            _scatter(a, run, scattered, dst, rest, 0)
+            _scatter(a, run, dst, rest, 0)
 
 
 def _written(a, group, ocb, valid):
@@ -337,11 +319,8 @@ def conv_tiles():
         a = TilesArguments(args)
         window, tiles = scratch, scratch + a.tiles_at
         rows, pixels, width = a.tile_rows, a.tile_pixels, a.tile_width
-        tile_bytes = a.tile_lines * width * a.acc_itemsize
-        run = TileRecord(tiles + 3 * tile_bytes)
-        stored, gathered = tiles + tile_bytes, tiles + 2 * tile_bytes
-        scattered = _Scattered(a.scatters, a.scatter, stored, gathered, a.residual - a.dst)
-        _write_common(a, run, scattered)
+        run = TileRecord(tiles + 3 * a.tile_bytes)
+        _write_common(a, run)
         if a.enter:
             call_kernel(a.enter, tiles, 0, 0, 0)
         packed = -1
@@ -369,13 +348,13 @@ def conv_tiles():
                 valid = min(a.group_oc, a.oc - group * a.group_oc) - ocb * width
                 block = _Block(group * a.group_oc + ocb * width, valid, _written(a, group, ocb, valid))
                 _write_block(a, run, group, ocb)
-                run.valid = width if scattered.all else block.valid
-                run.written = width if scattered.all else block.written
-                is_alone = scattered.all or a.tap_cols or block.written > width
+                run.valid = width if a.scatters else block.valid
+                run.written = width if a.scatters else block.written
+                is_alone = a.scatters or a.tap_cols or block.written > width
                 run.tiles = 1 if is_alone else _tiles_of(a, task_cols)
                 for k in range(a.k_blocks):
                     run.prefetch = _write_steps(a, run, group, ocb, block.valid, k, scratch + a.sums_at)
-                    _compute_rows(a, run, scattered, task_rows, task_cols, src, dst, block)
+                    _compute_rows(a, run, task_rows, task_cols, src, dst, block)
         if a.enter:
             call_kernel(a.leave, 0, 0, 0, 0)
 

@@ -17,7 +17,7 @@ from blockconv.jit.ir import const, counted
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import TileSpec
 from blockconv.kernels.common.requantize import dequantized
-from blockconv.kernels.common.tile import LINE, Output
+from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.conv.matrix_tile import (
@@ -53,7 +53,7 @@ def _compute(b, run: TileRecord, record, spec: TileSpec) -> None:
         ahead = index * steps * (run.prefetch_lines * LINE)
         now = run._replace(src=run.src + first * LINE_BYTES, prefetch=run.prefetch + ahead)
         _reduce(b, spec, now)
-        _Finish(b, spec, run, first).all_channels()
+        _finish(b, spec, run, first)
 
 
 def _reduce(b, spec: TileSpec, run: TileRecord) -> None:
@@ -68,61 +68,37 @@ def _reduce(b, spec: TileSpec, run: TileRecord) -> None:
     )
 
 
-class _Finish:
-    """The code that stores some blocks' accumulators, which lack the bias yet, some channels at a time.
+def _finish(b, spec: TileSpec, run: TileRecord, first) -> None:
+    """Store some blocks' accumulators, which lack the bias yet, some channels at a time. first: the first block."""
+    line, v, width = spec.rows * LINE_BYTES, spec.tile.code(b), const(spec.tile.width)
 
-    first: the number of the first block.
-    """
+    def block(channel, channels: int, number) -> None:
+        """Store so many channels from this one on, of the block of this number."""
 
-    def __init__(self, builder, spec: TileSpec, run: TileRecord, first) -> None:
-        self.b, self.spec, self.run, self.first = builder, spec, run, first
-        self.line = spec.rows * LINE_BYTES  # of an output channel's accumulators in the scratch
+        def each(f: Vectors, address) -> list[Any]:
+            """A word for each of the output channels, broadcast to every lane."""
+            return [f.broadcast(address + channel * WORD + k * WORD) for k in range(channels)]
 
-    def all_channels(self) -> None:
-        """Store the channels that exist, `TOGETHER` at a time, and the remainder one by one."""
-        b, width = self.b, const(self.spec.tile.width)
-        exist = b.select(self.run.valid < width, self.run.valid, width)
-        whole = b.udiv(exist, const(TOGETHER))
-        with counted(b, whole) as index:
-            self.each_block(index * TOGETHER, TOGETHER)
-        done = whole * TOGETHER
-        with counted(b, exist - done) as index:
-            self.each_block(done + index, 1)
-
-    def each_block(self, channel, channels: int) -> None:
-        """Store so many channels from this one on, of each block of pixels."""
-        with counted(self.b, const(self.spec.rows)) as index:
-            self.block(channel, channels, index)
-
-    def block(self, channel, channels: int, number) -> None:
-        """Store so many channels of the block of this number."""
-        b, spec, run, v = self.b, self.spec, self.run, self.spec.tile.code(self.b)
         # Channels take the place of the pixels.
-        tile = spec.finished._replace(rows=1, pixels=channels, vectors=1, period=1)
-        acc = run.scratch + (channel * self.line + number * LINE_BYTES)
-        pixel = (self.first + number) * COLUMNS
-        accs = []
-        for k, bias in enumerate(self.each(v, run.bia, channel, channels)):
-            accs += v.slots(1, v.add(v.load(acc + k * self.line), bias))
+        tile = spec.finished._replace(rows=1, pixels=channels, vectors=1, period=1, store_width=COLUMNS, has_parts=0)
+        acc, pixel = run.scratch + (channel * line + number * LINE_BYTES), (first + number) * COLUMNS
+        biased = [v.add(v.load(acc + k * line), bias) for k, bias in enumerate(each(v, run.bia))]
+        accs = [slot for value in biased for slot in v.slots(1, value)]
         if spec.dst and not v.type.is_float:
-            each = functools.partial(self.each, channel=channel, channels=channels)
             accs = dequantized(v, accs, (run.bia, run.scales), each, spec.shifted, run.activation)
-        at = run.dst + (channel * run.dst_block + pixel * tile.itemsize)
-        out = Output(
-            dst=at,
+        out = run._replace(
+            dst=run.dst + (channel * run.dst_block + pixel * tile.itemsize),
             dst_row=const(0),
             dst_pixel=run.dst_block,
             dst_block=const(0),
-            residual=run.residual,
             valid=const(1),
             written=spec.pixels - pixel,
-            activation=run.activation,
-            scratch=run.scratch + spec.tile.width * self.line,
-            clips=run.clips,
+            scratch=run.scratch + spec.tile.width * line,
         )
-        finish(b, tile, COLUMNS, spec.act, out, accs)
+        finish(b, tile, out, accs)
 
-    def each(self, v: Vectors, first, channel, channels: int) -> list[Any]:
-        """A word for each of so many output channels from this one on, broadcast to every lane."""
-        at = first + channel * WORD
-        return [v.broadcast(at + k * WORD) for k in range(channels)]
+    exist = b.select(run.valid < width, run.valid, width)
+    whole = b.udiv(exist, const(TOGETHER))
+    for begin, channels, count in ((const(0), TOGETHER, whole), (whole * TOGETHER, 1, exist - whole * TOGETHER)):
+        with counted(b, count) as index, counted(b, const(spec.rows)) as number:
+            block(begin + index * channels, channels, number)

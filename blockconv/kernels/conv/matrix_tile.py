@@ -20,11 +20,10 @@ from blockconv import jit
 from blockconv.core.checks import Pair
 from blockconv.core.types import element
 from blockconv.jit.ir import I8, I64, call_llvm, const, counted, emit_prefetch, emitted, pointer, stack_memory
-from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import TileSpec, real_accumulators
-from blockconv.kernels.common.tile import LINE, Output
+from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles, source_of
 from blockconv.kernels.common.vectors import Vectors
 
@@ -247,7 +246,7 @@ def matrix_tile(spec: TileSpec):
 def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
     """Reduce and store a tile. Accumulators go through the scratch, [row][pixel][output channel]."""
     _reduce(builder, spec, run)
-    _finish(builder, spec, run, fill(Output, run))
+    _finish(builder, spec, run)
 
 
 def _reduce(b, spec: TileSpec, run: TileRecord) -> None:
@@ -278,52 +277,30 @@ def prefetch_next(b, run: TileRecord, step) -> None:
         emit_prefetch(b, at + line * LINE)
 
 
-def _finish(builder, spec: TileSpec, run: TileRecord, out: Output) -> None:
-    """Store the accumulators from the scratch, some pixels of a row and some of their vectors at a time."""
-    b, planes = builder, spec.store_width == 1
-    vectors = 1 if planes else spec.vectors
-    most = LINES if planes else MOST // vectors
+def _finish(b, spec: TileSpec, run: TileRecord) -> None:
+    """Store the accumulators from the scratch, some pixels of a row and some of their vectors at a time.
+
+    An activation overwrites a part's accumulators with what it keeps in memory. Where they are not contiguous, it
+    writes to the place of a stored tile instead.
+    """
+    vectors, v = 1 if spec.store_width == 1 else spec.vectors, spec.tile.code(b)
+    most = LINES if spec.store_width == 1 else MOST // vectors
     pixels = max(k for k in range(1, most + 1) if spec.pixels % k == 0)
-    part = _Part(b, spec, spec._replace(rows=1, pixels=pixels, vectors=vectors))
-    with counted(b, const(spec.rows)) as row, counted(b, const(spec.pixels // pixels)) as index:
-        pixel = index * pixels
-        to = row * out.dst_row + pixel * out.dst_pixel
+    part, each = spec._replace(rows=1, pixels=pixels, vectors=vectors), spec.vectors * v.bytes
+    lines = spec.rows * (spec.pixels + spec.gap) - spec.gap
+    parts = const(spec.rows), const(spec.pixels // pixels), const(spec.vectors // vectors)
+    with counted(b, parts[0]) as row, counted(b, parts[1]) as index, counted(b, parts[2]) as vector:
+        pixel, before, column = index * pixels, vector * COLUMNS, vector * v.bytes
         first = row * (spec.pixels + spec.gap) + pixel
-        if vectors == spec.vectors:
-            part.finish(run, out, to, first, const(0))
-        else:
-            with counted(b, const(spec.vectors)) as vector:
-                part.finish(run, out, to, first, vector)
-
-
-class _Part(NamedTuple):
-    """The code that stores a part of a whole tile."""
-
-    b: Any
-    whole: TileSpec
-    part: TileSpec
-
-    def finish(self, run: TileRecord, out: Output, to, pixel, vector) -> None:
-        """Store the part that begins with this pixel and vector of the tile, `to` bytes from the tile's first pixel.
-
-        An activation overwrites the part's accumulators with what it keeps in memory. Where they are not contiguous, it
-        writes to the place of a stored tile instead.
-        """
-        b, part, v = self.b, self.part, self.part.tile.code(self.b)
-        width, before, each = self.whole.vectors, vector * COLUMNS, vector * v.bytes
-        acc = run.scratch + pixel * (width * v.bytes) + each
-        accs = []
-        for p in range(part.pixels):
-            for k in range(part.vectors):
-                accs += v.slots(1, v.load(acc + (p * width + k) * v.bytes))
-        if part.vectors < width:
-            lines = self.whole.rows * (self.whole.pixels + self.whole.gap) - self.whole.gap
-            acc = run.scratch + lines * width * v.bytes
-        out = out._replace(
-            dst=out.dst + (to + before * out.dst_block),
-            valid=out.valid - before,
-            written=out.written - before,
-            scratch=acc,
+        acc, accs = run.scratch + first * each + column, []
+        for p in range(pixels):
+            for k in range(vectors):
+                accs += v.slots(1, v.load(acc + (p * each + k * v.bytes)))
+        out = run._replace(
+            dst=run.dst + (row * run.dst_row + pixel * run.dst_pixel + before * run.dst_block),
+            valid=run.valid - before,
+            written=run.written - before,
+            scratch=acc if vectors == spec.vectors else run.scratch + lines * each,
         )
-        accs = real_accumulators(b, part, (run.bia + each, run.scales + each), out.activation, accs)
-        finish(b, part.finished, part.store_width, part.act, out, accs, bool(part.has_parts))
+        accs = real_accumulators(b, part, (run.bia + column, run.scales + column), run.activation, accs)
+        finish(b, part.finished, out, accs)

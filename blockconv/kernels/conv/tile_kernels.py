@@ -8,7 +8,7 @@ from blockconv.core.target import Isa
 from blockconv.core.types import ElementType, Types, element
 from blockconv.jit.records import fill
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, finish_part
-from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
+from blockconv.kernels.common.pixel_tile import pixel_tile
 from blockconv.kernels.conv import matrix_pixel_tile, matrix_tile
 from blockconv.kernels.conv.blocking import ConvBlocking
 from blockconv.kernels.table import Epilogue
@@ -72,17 +72,8 @@ class Tiles(NamedTuple):
     def of_pixels(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel of a tile whose vectors run along pixels."""
         blocking, lanes = self.blocking, self.blocking.pixel_lanes
-        spec = PixelTileSpec(
-            element=self.types.acc.code,
-            fma=int(self.isa.fma),
-            rows=blocking.rows,
-            vectors=blocking.pixels // lanes,
-            channels=blocking.width,
-            lanes=lanes,
-            act=self.act(epilogue),
-            cut=int(blocking.kept is not None),
-        )
-        return pixel_tile(spec)
+        shape = {"pixels": blocking.width, "vectors": blocking.pixels // lanes, "lanes": lanes, "store_width": lanes}
+        return pixel_tile(self.spec(epilogue)._replace(**shape))
 
     def of_matrix_pixels(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel of a tile of matrices whose columns are pixels."""
@@ -98,8 +89,7 @@ class Tiles(NamedTuple):
 
     def part(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel that stores such a tile where it lacks channels."""
-        spec = self.spec(epilogue)
-        return finish_part(spec.finished, spec.store_width, spec.act, spec.has_parts)
+        return finish_part(self.spec(epilogue).finished)
 
     def spec(self, epilogue: Epilogue) -> TileSpec:
         """The tile whose vectors run along output channels."""

@@ -27,7 +27,6 @@ from blockconv.jit.ir import const, counted, every_pixel, opaque, picked, shuffl
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.halves import widened
-from blockconv.kernels.common.requantize import FLOAT32
 from blockconv.kernels.common.tile import Output, Tile
 from blockconv.kernels.common.unpacked import PARTS, UNIT
 from blockconv.kernels.common.vectors import Vectors, lanes_below, lanes_inside
@@ -107,15 +106,13 @@ class DepthwiseTileSpec(DepthwiseShape):
         pixels, vectors = (1, self.loops) if self.columns else (self.unrolled, 1)
         rows, parts = self.unrolled if self.columns else self.loops, PARTS if self.dot else 1
         shape = rows, pixels, vectors * parts, self.lanes // parts
-        return Tile(self.element, self.fma, *shape, period, unpacked=PARTS if self.dot else 0)
+        stored = {"unpacked": PARTS if self.dot else 0, "store_width": self.store_width, "act": self.act}
+        return Tile(self.element, self.fma, *shape, period, **stored)
 
     @property
     def finished(self) -> Tile:
-        """The tile as it is stored: integers that become real numbers on the way are float32 before."""
-        if not self.dst:
-            return self.tile
-        quantized = self.dst if self.dst != FLOAT32.code else 0
-        return self.tile._replace(element=FLOAT32.code, dst=quantized, rounding=self.rounding)
+        """The tile as it is stored."""
+        return self.tile.stored_as(self.dst, self.rounding)
 
     @property
     def src_itemsize(self) -> int:
@@ -240,7 +237,7 @@ class FloatTile:
         self.store(self.spec.finished)
 
     def store(self, tile: Tile) -> None:
-        finish(self.b, tile, self.spec.store_width, self.spec.act, self.out, self.finished())
+        finish(self.b, tile, self.out, self.finished())
 
     def finished(self) -> list[Any]:
         """The accumulators, for the epilogue."""

@@ -40,7 +40,7 @@ class _RowsEpilogue(TileEpilogue):
 
     def __init__(self, builder, spec: DepthwiseTileSpec, columns: Columns, out, count: int, masked: bool) -> None:
         tile = spec.finished._replace(rows=1, pixels=1, vectors=count, unpacked=0, period=spec.period)
-        super().__init__(builder, tile, tile.lanes, spec.act, out, has_parts=False, masked=masked)
+        super().__init__(builder, tile._replace(store_width=tile.lanes), out, masked)
         self.columns, self.rows, lanes = columns, spec.unrolled, tile.lanes
         # Bytes of four vectors where one instruction permutes them, else those within which it does.
         if self.args:
@@ -91,7 +91,7 @@ class _RowsEpilogue(TileEpilogue):
             self.is_dense and target.isa().name != "avx512" and extent.first + lanes <= self.rows * self.columns.dst
         )
 
-    def store_channels(self, values: list[Any], base, row: int) -> None:
+    def store_vectors(self, values: list[Any], base, row: int, first: int = 0) -> None:
         total, lanes = self.rows * self.columns.dst, self.unit.lanes
         if self.masked:
             values = [self.with_zero_tail(value, 0) for value in values]
@@ -117,7 +117,7 @@ class _RowsEpilogue(TileEpilogue):
         end = [(extent.unit, lane) for extent in self.extents for lane in extent.lanes][-lanes:]
         return picked(self.b, self.unit.kind, [unit * lanes + lane for unit, lane in end], values.__getitem__)
 
-    def load_row(self, base, row: int) -> list[Any]:
+    def load_vectors(self, base, row: int, first: int, count: int) -> list[Any]:
         """The residual, as vectors of as many lanes as accumulators have."""
         lanes, each = self.unit.lanes, self.tile.lanes
         units = [self.unit.zero] * -(-self.tile.vectors * each // lanes)

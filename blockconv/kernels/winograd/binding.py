@@ -16,7 +16,7 @@ from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahea
 from blockconv.kernels.common.operands import SRC, conv_operands
 from blockconv.kernels.common.packed_images import pack_image
 from blockconv.kernels.common.packed_pixels import packing_of
-from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
+from blockconv.kernels.common.pixel_tile import pixel_tile
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.table import Epilogue
@@ -173,8 +173,9 @@ def _tile_kernel(at: WinogradBlocking, isa: Isa) -> jit.Kernel:
     """
     fma, out_lanes = int(isa.fma and not at.form.exact), at.out_lanes
     if at.images:
-        tile = 1, at.tile_pixels, at.tile_channels, at.lanes, ActivationKind.NONE, at.ic_block
-        return pixel_tile(PixelTileSpec(ELEMENT.code, fma, *tile, at.block_tiles * at.lanes * ITEMSIZE, at.width))
+        tile = 1, at.tile_channels, at.tile_pixels, at.lanes, at.ic_block, at.lanes, ActivationKind.NONE, *DENSE
+        apart = at.block_tiles * at.lanes * ITEMSIZE
+        return pixel_tile(TileSpec(ELEMENT.code, fma, *tile, src_channel=apart, wei_width=at.width))
     numbers = 1, at.tile_pixels, at.vectors, out_lanes, at.elements(at.ic_block), out_lanes, ActivationKind.NONE, *DENSE
     element, dot = (PRODUCT, at.dot.number) if at.form.exact else (ELEMENT, MULTIPLY_ADD.number)
     return conv_tile(TileSpec(element.code, fma, *numbers, dot=dot, burst=1, parted=1))

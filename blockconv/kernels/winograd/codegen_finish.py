@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import emitted
 from blockconv.kernels.common.epilogue import TileEpilogue, finish
-from blockconv.kernels.common.requantize import FLOAT32, dequantized
+from blockconv.kernels.common.requantize import dequantized
 from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.codegen import ELEMENT, PRODUCT, multiples
@@ -55,10 +55,9 @@ class Finish(NamedTuple):
 
     def tile(self, rows: int, pixels: int) -> Tile:
         """So many pixels of a vector each."""
-        finished = FLOAT32 if self.dst else self.products
-        dst = self.dst if self.dst != FLOAT32.code else 0
-        shape = rows, pixels, 1, self.lanes
-        return Tile(finished.code, self.fma, *shape, self.period, dst=dst, rounding=self.rounding)
+        tile = Tile(self.products.code, self.fma, rows, pixels, 1, self.lanes, self.period)
+        tile = tile._replace(store_width=self.store_width, act=self.act, has_parts=self.has_parts)
+        return tile.stored_as(self.dst, self.rounding)
 
     @property
     def products(self) -> ElementType:
@@ -99,8 +98,7 @@ def destination_transform(how: Finish):
             return
         with builder.if_else(is_whole > 0, likely=True) as (whole, part):
             with whole:
-                kind = how.store_width, how.act, out, bool(how.has_parts)
-                TileEpilogue(builder, tile, *kind, masked=False).finish(pixels)
+                TileEpilogue(builder, tile, out, masked=False).finish(pixels)
             with part:
                 to_patch()
 
@@ -116,7 +114,7 @@ def finish_pixels(pixels: int, how: Finish):
     def finish_them(builder, src, out) -> None:
         v = tile.code(builder)
         values = (v.load(src + k * v.bytes) for k in range(pixels))
-        finish(builder, tile, how.store_width, how.act, out, _in_slots(v, values), bool(how.has_parts))
+        finish(builder, tile, out, _in_slots(v, values))
 
     return finish_them
 

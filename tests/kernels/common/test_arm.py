@@ -16,7 +16,7 @@ from blockconv.jit.families import KernelFamily
 from blockconv.kernels.common.dot import tiles_of_registers
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
-from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
+from blockconv.kernels.common.pixel_tile import pixel_tile
 
 NEON = MACHINES["neon, 1 MiB"]
 FLOAT32, LANES = element("float32").code, 4
@@ -67,7 +67,7 @@ def test_tiles_of_channels_are_in_registers(neoverse: Any, vectors: int, pixels:
 
 @pytest.mark.parametrize(("vectors", "channels"), [(2, 13), (3, 8), (4, 6), (6, 4)])
 def test_tiles_of_pixels_are_in_registers(neoverse: Any, vectors: int, channels: int) -> None:
-    spec = PixelTileSpec(FLOAT32, 1, 1, vectors, channels, LANES, 0, 16, 4 * LANES * vectors)
+    spec = TileSpec(FLOAT32, 1, 1, channels, vectors, LANES, 16, LANES, 0, *DENSE, src_channel=4 * LANES * vectors)
     loop = loop_of_products(assembly(neoverse, pixel_tile, spec))
     assert sum(line.startswith("fmla") for line in loop) == vectors * channels
     assert not any("[sp" in line for line in loop)
