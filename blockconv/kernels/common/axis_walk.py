@@ -18,7 +18,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
 from blockconv.jit.ir import const, counted, emitted
 from blockconv.kernels.common.conversion import ConversionArguments, read_and_written
-from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
+from blockconv.kernels.common.copies import copy_blocks, gather_blocks
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.vectors import fill_elements
@@ -235,7 +235,7 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
                 gather_blocks(scratch, src, size * itemsize, extent * itemsize, stride)
             run(AxisRun(x, y, size, whole, blocks, step, task, at, 1, own, args))
             if in_blocks and a.gathered:
-                scatter_blocks(dst, scratch, size * itemsize, extent * itemsize, stride)
+                copy_blocks(dst, stride, scratch, extent * itemsize, size * itemsize, extent * itemsize)
             end = dst + last_extent * stride + (size - last_extent * extent) * itemsize
             fill_elements(itemsize, end, a.tail, a.blocks.zero)
 

@@ -37,14 +37,19 @@ def copy_pixels(dst, src, pixels, d_col, s_col, size, sizes=(4, 1, 2, 8, 16, 32,
         copy_pixels(dst, src, pixels, d_col, s_col, size, sizes[1:])
 
 
+def copy_blocks(dst, dst_step, src, src_step, size, block):
+    """Copy `size` bytes in blocks of `block` bytes, which are so many bytes apart on either side."""
+    whole = size // block
+    copy_pixels(dst, src, whole, dst_step, src_step, block)
+    copy_bytes(dst + whole * dst_step, src + whole * src_step, size - whole * block)
+
+
 def gather_blocks(dst, src, size, block, stride):
     """Copy `size` bytes from blocks of `block` bytes, which are `stride` bytes apart, to a contiguous extent."""
     if stride == block:
         copy_bytes(dst, src, size)
         return
-    whole = size // block
-    copy_pixels(dst, src, whole, block, stride, block)
-    copy_bytes(dst + whole * block, src + whole * stride, size - whole * block)
+    copy_blocks(dst, block, src, stride, size, block)
 
 
 def gather_window(dst, dst_col, src, src_row, src_col, rows, columns, size):
@@ -59,13 +64,6 @@ def gather_window(dst, dst_col, src, src_row, src_col, rows, columns, size):
             for at in range(0, size, LINE):
                 move(dst + at, pixel + at, LINE, 0)
             dst, pixel = dst + dst_col, pixel + src_col
-
-
-def scatter_blocks(dst, src, size, block, stride):
-    """The inverse: copy a contiguous extent of `size` bytes to blocks."""
-    whole = size // block
-    copy_pixels(dst, src, whole, stride, block, block)
-    copy_bytes(dst + whole * stride, src + whole * block, size - whole * block)
 
 
 def fill_bytes(dst, size, fill):

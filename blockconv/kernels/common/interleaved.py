@@ -69,6 +69,12 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run, cut: bo
     return accs
 
 
+def spread(v: Vectors, shared, pixel, channel: int):
+    """A channel of each lane's group, of a pixel's channels. shared: a `Shared`, or what has its groups."""
+    groups = [min(lane // shared.group_oc, shared.groups - 1) for lane in range(v.lanes)]
+    return shuffle(v.b, pixel, pixel, [group * shared.group_ic + channel for group in groups])
+
+
 def taps_of_columns(pixels: int, taps: int, px_step: int, tap_step: int) -> list[tuple[int, list[tuple[int, int]]]]:
     """Each column of the source that neighbouring pixels of a row read, in order, with its (pixel, tap) pairs.
 
@@ -113,7 +119,4 @@ class _Step(NamedTuple):
 
     def spread(self, address):
         """This channel of each lane's group, of the source pixel at `address`."""
-        shared = self.shared
-        pixel = self.v.load(address, lanes=shared.pitch)
-        groups = [min(lane // shared.group_oc, shared.groups - 1) for lane in range(self.v.lanes)]
-        return shuffle(self.v.b, pixel, pixel, [group * shared.group_ic + self.channel for group in groups])
+        return spread(self.v, self.shared, self.v.load(address, lanes=self.shared.pitch), self.channel)

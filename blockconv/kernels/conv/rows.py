@@ -57,13 +57,14 @@ _FLOAT32 = element("float32")
 
 def _tiled(
     cut: Callable[..., ConvBlocking],
-    seconds: Callable[[Request, ConvBlocking], float],
+    seconds: Callable[[Request, ConvBlocking, Space], float],
     weights: Callable[[ConvBlocking], WeightForm],
     why_not: Callable[[Request], Reason | None],
 ) -> Callable[..., Primitive | Reason]:
     """`Row.make` of tiles.
 
-    cut(request): the blocking; its option `tile` is a shape to take. seconds(request, blocking): on one thread.
+    cut(request): the blocking; its option `tile` is a shape to take. seconds(request, blocking, space): predicted of
+    tiles and packing, on one thread.
     weights(blocking): the form of the weights. why_not(request): a reason other than a window that is too large.
     """
 
@@ -79,7 +80,10 @@ def _tiled(
         # The form has taps along h and w. A space whose images are rows has those along w first.
         ranges = tuple((cols, rows) for rows, cols in kept.ranges) if at.axes[1] == "w" else kept.ranges
         return Primitive(
-            cost=lambda: seconds(request, found) / request.threads + request.machine.launch_seconds(),
+            cost=lambda: (
+                _with_memory(seconds(request, found, at), request, found.dot) / request.threads
+                + request.machine.launch_seconds()
+            ),
             make=lambda epilogue=_NO_EPILOGUE: bind_tiles(request, found, epilogue),
             weights=weights(found) if request.types.acc.is_float else weights(found)._replace(kept=ranges),
             blocking=found,
@@ -116,12 +120,10 @@ def _weights_dense(found: ConvBlocking) -> WeightForm:
 # ---------------------------------------------------------------- direct
 
 
-def _cost_direct(request: Request, found: ConvBlocking) -> float:
-    """Seconds on one thread: tiles, packing of windows; or bytes moved."""
-    at = space(request.problem, request.src, request.dst)
+def _cost_direct(request: Request, found: ConvBlocking, at: Space) -> float:
+    """Tiles, and packing of windows."""
     kept = kept_taps(at, request.types.has_finite_weights, found.rows, found.pixels).average
-    packed = 0.0 if found.in_place else _packing(request, found)
-    return _with_memory(_seconds_of_tiles(request, found, at, kept) + packed, request, found.dot)
+    return _seconds_of_tiles(request, found, at, kept) + _packing(request, found)
 
 
 def _seconds_of_tiles(request: Request, found: ConvBlocking, at: Space, kept: float) -> float:
@@ -159,6 +161,8 @@ def _storing(request: Request, found: ConvBlocking, channels: float) -> float:
 
 def _packing(request: Request, found: ConvBlocking) -> float:
     """Seconds to pack all windows: the kernel's time, or the time to read the source's lines and to write, if more."""
+    if found.in_place:
+        return 0.0
     p, src, known, itemsize = request.problem, request.src, request.machine.profile, request.types.src.itemsize
     at, strides, shared = space(p, src, request.dst), request.source, found.shared.groups
     tasks = at.images * -(-p.g // shared) * -(-at.oh // found.task_rows) * -(-at.ow // found.task_cols)
@@ -269,21 +273,17 @@ def _why_not_matrix(request: Request) -> Reason | None:
     return matrix_blocking.why_not(request)
 
 
-def _cost_matrix(request: Request, found: ConvBlocking) -> float:
-    """Seconds on one thread: tiles as the machine's profile has them, stores, packing of windows; or bytes moved."""
-    p, types = request.problem, request.types
-    at = space(p, request.src, request.dst)
+def _cost_matrix(request: Request, found: ConvBlocking, at: Space) -> float:
+    """Tiles as the machine's profile has them, stores, and packing of windows."""
+    p = request.problem
     count = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
     vectors, oc = found.rows * found.pixels * found.vectors, p.oc // p.g
     tiles = -(-oc // found.width)
     stored = vectors * _storing(request, found, oc / (tiles * found.vectors))
-    packed = 0.0
-    if not found.in_place:
-        together = matrix_blocking.extent(found.cb, request.source)
-        unit = packed_as_one(types, found.dot)
-        packed = _packing(request, replace(found, cb=unit if found.interleaved else together))
-    computed = count * tiles * (matrix_blocking.tile_seconds(request, found) + stored) + packed
-    return _with_memory(computed, request, found.dot)
+    together = matrix_blocking.extent(found.cb, request.source)
+    cb = packed_as_one(request.types, found.dot) if found.interleaved else together
+    packed = _packing(request, replace(found, cb=cb))
+    return count * tiles * (matrix_blocking.tile_seconds(request, found) + stored) + packed
 
 
 MATRIX = Row(
@@ -304,12 +304,10 @@ def _why_not_matrix_pixels(request: Request) -> Reason | None:
     return matrix_pixel_blocking.why_not(request) if request.machine.isa.amx else _NO_MATRICES
 
 
-def _cost_matrix_pixels(request: Request, found: ConvBlocking) -> float:
-    """Seconds on one thread: tiles, whose vectors are stored whole, and packing of windows; or bytes moved."""
-    p, at = request.problem, space(request.problem, request.src, request.dst)
-    count = at.images * p.g * at.oh * -(-at.ow // found.pixels) * found.ocbs
-    computed = count * matrix_pixel_blocking.tile_seconds(request, found) + _packing(request, found)
-    return _with_memory(computed, request, found.dot)
+def _cost_matrix_pixels(request: Request, found: ConvBlocking, at: Space) -> float:
+    """Tiles, whose vectors are stored whole, and packing of windows."""
+    count = at.images * request.problem.g * at.oh * -(-at.ow // found.pixels) * found.ocbs
+    return count * matrix_pixel_blocking.tile_seconds(request, found) + _packing(request, found)
 
 
 MATRIX_PIXELS = Row(
@@ -324,10 +322,9 @@ MATRIX_PIXELS = Row(
 # ---------------------------------------------------------------- vectors along pixels
 
 
-def _cost_pixels(request: Request, found: ConvBlocking) -> float:
-    """Seconds on one thread: tiles and packing, or bytes moved, whichever are more."""
-    cycles = pixel_blocking.cycles(request, pixel_blocking.space_of(request), found)
-    return _with_memory(cycles * request.machine.cycle_seconds(), request, found.dot)
+def _cost_pixels(request: Request, found: ConvBlocking, at: Space) -> float:
+    """Tiles and packing."""
+    return pixel_blocking.cycles(request, at, found) * request.machine.cycle_seconds()
 
 
 PIXELS = Row(
@@ -371,18 +368,16 @@ def _weights_grouped(found: ConvBlocking) -> WeightForm:
     return WeightForm(Layout(f"{outer}{'C' if each > 1 else 'c'}de{inner}"), found.lanes, count, dot=found.dot)
 
 
-def _cost_grouped(request: Request, found: ConvBlocking) -> float:
-    """Seconds on one thread: arithmetic in whole tiles at the rate of vectors, or the bytes moved, the larger."""
+def _cost_grouped(request: Request, found: ConvBlocking, at: Space) -> float:
+    """Arithmetic in whole tiles at the rate of vectors, and packing."""
     p, m, itemsize = request.problem, request.machine, request.types.acc.itemsize
-    at = space(p, request.src, request.dst)
     tiles = at.images * -(-p.g // found.shared.groups) * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
     vectors, channels = found.rows * found.pixels, found.shared.groups * found.shared.group_oc
     step = max(vectors * m.spread_seconds("direct", found.lanes, itemsize), m.profile.latency)
     kept = _kept(at, request, found).average
     multiply_adds = found.shared.group_ic * kept * step
     stored = vectors * _storing(request, found, channels) + m.profile.rates.end(vectors)
-    computed = tiles * (multiply_adds + stored) + _packing(request, found)
-    return _with_memory(computed, request, found.dot)
+    return tiles * (multiply_adds + stored) + _packing(request, found)
 
 
 GROUPED = Row(

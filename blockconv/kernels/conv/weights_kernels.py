@@ -14,15 +14,13 @@ from blockconv.jit.ir import (
     counted,
     emitted,
     fill_memory,
-    join,
     load_i64,
     pointer,
-    shuffle,
     store_bits,
 )
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
-from blockconv.kernels.common.interleaved import taps_of_columns
+from blockconv.kernels.common.interleaved import spread, taps_of_columns
 from blockconv.kernels.common.packed_images import PackRecord
 from blockconv.kernels.common.packed_pixels import emit_transposed
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles, source_of
@@ -127,7 +125,7 @@ class ColumnsTileSpec(NamedTuple):
     pixels: of a row that are taken together.
     pixel, grad: elements of a packed pixel of the input, and of the gradient.
     px_step, tap_step: pixels of the input from an output pixel to the next, from a tap to the next.
-    groups, ic, oc: how many share a vector of output channels, and channels of each.
+    groups, group_ic, group_oc: as in `Shared`.
     """
 
     acc: int
@@ -142,8 +140,8 @@ class ColumnsTileSpec(NamedTuple):
     px_step: int
     tap_step: int
     groups: int
-    ic: int
-    oc: int
+    group_ic: int
+    group_oc: int
 
 
 @jit.kernel
@@ -195,15 +193,11 @@ def _add_pixels(v: Vectors, at: ColumnsTileSpec, pixels: int, src: tuple[Any, An
 
 def _spreader(v: Vectors, at: ColumnsTileSpec, pixel) -> Callable[[int], Any]:
     """spread(c): channel `c` of each lane's group, of a packed pixel. Vectors are read past its end."""
-    b = v.b
     if at.groups == 1:
         return lambda c: v.broadcast(pixel + c * v.itemsize)
-    held = [v.load(pixel + k * v.bytes) for k in range(-(-at.groups * at.ic // v.lanes))]
-    while len(held) & (len(held) - 1):
-        held.append(held[-1])
-    found = join(b, held)
-    groups = [min(lane // at.oc, at.groups - 1) for lane in range(v.lanes)]
-    return lambda c: shuffle(b, found, found, [group * at.ic + c for group in groups])
+    vectors = -(-at.groups * at.group_ic // v.lanes)
+    found = v.load(pixel, lanes=v.lanes << (vectors - 1).bit_length())
+    return lambda c: spread(v, at, found, c)
 
 
 class _Chunk(NamedTuple):

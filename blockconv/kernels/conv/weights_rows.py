@@ -292,7 +292,7 @@ def _columns_tile(request: Request, at: WeightsBlocking, of_ones: bool = False):
     if of_ones:
         spec = spec._replace(rows=1, taps=1, channels=1, pixels=4, pixel=0, px_step=1, tap_step=1)
     elif at.together > 1:
-        spec = spec._replace(groups=at.together, ic=p.ic // p.g, oc=p.oc // p.g)
+        spec = spec._replace(groups=at.together, group_ic=p.ic // p.g, group_oc=p.oc // p.g)
     return kernels.columns_tile(spec)
 
 
