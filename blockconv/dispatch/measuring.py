@@ -148,7 +148,7 @@ def _matrix_times() -> dict[str, tuple[TileTimes, ...]]:
     layout, times = f"NCHW{_lanes()}", {}
     shapes = TileShape(1, 2 * LINES, 2), TileShape(1, LINES, 1)
     for types in (_BYTES, _BRAIN) if target.isa().amx else ():
-        channels, name = LINE_BYTES // types.src.itemsize, name_of(matrix_dot_for(types, target.isa()))
+        channels, name = LINE_BYTES // types.src.itemsize, name_of(matrix_dot_for(types))
         steps, one = (Reduced(depths, channels, "conv_matrix") for depths in DEPTHS_OF_MATRICES)
         short = _tile_times(shapes[0], layout, types, one)
         times[name] = tuple(_tile_times(shape, layout, types, steps) for shape in shapes)

@@ -70,14 +70,11 @@ DOTS = {
 _AS_LONG = {"vpdpwssd": "vpdpbusd", "tdpbssd": "tdpbusd"}
 # bfloat16, two at a time: AVX512-BF16, and Arm's BF16.
 BRAIN_DOTS = {"vdpbf16ps": Dot(5, 2, 2), "vdpbf16ps, emulated": Dot(6, 2, 2), "bfdot": Dot(17, 2, 2)}
-# Matrix instructions, by the types of source and weights. No source is converted. Emulated ones are dot products.
+# Matrix instructions, by the types of source and weights. No source is converted.
 MATRIX_DOTS = {
     "tdpbusd": Dot(9, 4, 1, is_matrix=True),
     "tdpbssd": Dot(10, 4, 1, is_matrix=True),
     "tdpbf16ps": Dot(11, 2, 2, is_matrix=True),
-    "tdpbusd, emulated": Dot(12, 4, 1, is_matrix=True),
-    "tdpbssd, emulated": Dot(13, 4, 1, is_matrix=True),
-    "tdpbf16ps, emulated": Dot(14, 2, 2, is_matrix=True),
 }
 
 
@@ -107,10 +104,9 @@ def dot_of_words(isa: Isa) -> Dot:
     return DOTS["vpmaddwd" if isa.is_x86 else "vpmaddwd, emulated"]
 
 
-def matrix_dot_for(types: Types, isa: Isa) -> Dot:
-    """The multiply-accumulate of matrices for these types; emulated where the processor has no unit for them."""
-    name = "tdpbf16ps" if types.acc.is_float else "tdpbssd" if types.src.kind == SIGNED else "tdpbusd"
-    return MATRIX_DOTS[name if isa.amx else f"{name}, emulated"]
+def matrix_dot_for(types: Types) -> Dot:
+    """The multiply-accumulate of matrices for these types."""
+    return MATRIX_DOTS["tdpbf16ps" if types.acc.is_float else "tdpbssd" if types.src.kind == SIGNED else "tdpbusd"]
 
 
 def packed_as_one(types: Types, dot: Dot) -> int:
@@ -246,9 +242,6 @@ _DOTS: dict[int, Callable[..., Any]] = {
     6: _vdpbf16ps_emulated,
     7: _vpmaddubsw,
     8: _vnni("vpdpwssd"),
-    12: _emulated(4, True),
-    13: _emulated(4, False),
-    14: _vdpbf16ps_emulated,
     **{number: _of_arm(number) for number in BY_ELEMENT},
 }
 

@@ -60,7 +60,7 @@ def extent(cb: int, src: Geometry) -> int:
 def why_not(request: Request) -> Reason | None:
     """Why no matrices can be made of a problem's windows."""
     p, src, types, strides = request.problem, request.src, request.types, request.source
-    unit = packed_as_one(types, matrix_dot_for(types, request.machine.isa))
+    unit = packed_as_one(types, matrix_dot_for(types))
     interleaved, cb = not fills_units(p, strides, unit), _channels(p, strides, unit)
     if strides.length not in (1, NO_BLOCK):
         if interleaved:
@@ -79,7 +79,7 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     tile: the requested shape, instead of the one of least predicted time.
     """
     p, types, m, s, d = request.problem, request.types, request.machine, request.source, request.destination
-    at, dot = space(p, request.src, request.dst), matrix_dot_for(types, m.isa)
+    at, dot = space(p, request.src, request.dst), matrix_dot_for(types)
     unit = packed_as_one(types, dot)
     interleaved = not fills_units(p, s, unit)
     cb = _channels(p, s, unit)

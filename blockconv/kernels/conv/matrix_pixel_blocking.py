@@ -33,7 +33,7 @@ def why_not(request: Request) -> Reason | None:
 def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem. A tile has all columns of its task; blocks that are reduced together have one size."""
     p, types = request.problem, request.types
-    at, dot = space(p, request.src, request.dst), matrix_dot_for(types, request.machine.isa)
+    at, dot = space(p, request.src, request.dst), matrix_dot_for(types)
     unit = packed_as_one(types, dot)
     units = -(-(p.ic // p.g) // unit)
     steps = -(-units // UNITS)

@@ -6,8 +6,8 @@ at even distances: pixels of every window are so spaced, and weights for dot pro
 step of the reduction is then a tap of up to 64 bytes of channels, or a row of taps of fewer. A tile loads it once for
 two by two such blocks of accumulators, or for four blocks of pixels: eight registers hold no more.
 
-Accumulators go to the epilogue through memory, some pixels at a time. Without such a unit, dot products of vectors
-emulate it, for tests.
+Accumulators go to the epilogue through memory, some pixels at a time. Tests emulate the unit where there is none
+(`tests/support/matrix_unit.py`).
 """
 
 import functools
@@ -18,23 +18,21 @@ from llvmlite import ir
 
 from blockconv import jit
 from blockconv.core.checks import Pair
-from blockconv.core.types import element
-from blockconv.jit.ir import I8, I64, call_llvm, const, counted, emit_prefetch, emitted, pointer, stack_memory
-from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
+from blockconv.jit.ir import I8, I64, call_llvm, const, counted, emit_prefetch, emitted, pointer
+from blockconv.kernels.common.dot import MATRIX_DOTS, Dot
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import TileSpec, real_accumulators
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles, source_of
-from blockconv.kernels.common.vectors import Vectors
 
 REGISTERS = 8
 LINES, LINE_BYTES = 16, 64  # of a register, at the most
 COLUMNS = 16  # output channels of a block of accumulators
 WORD = 4  # bytes of an accumulator, and of channels that are multiplied at once
 MOST = 14  # vectors of accumulators that are finished together, in the vector registers
-_EXCHANGED = {"llvm.x86.tdpbusd": "llvm.x86.tdpbsud"}  # the instruction whose left bytes are signed, and right ones not
+_EXCHANGED = {"tdpbusd": "tdpbsud"}  # the instruction whose left bytes are signed, and right ones not
 Lines = tuple[Any, Any]  # the address of the first line of a matrix, and bytes from a line to the next
-INSTRUCTIONS = {dot.number: f"llvm.x86.{name}" for name, dot in MATRIX_DOTS.items() if "emulated" not in name}
+INSTRUCTIONS = {dot.number: name for name, dot in MATRIX_DOTS.items()}
 
 
 def is_instruction(dot: Dot) -> bool:
@@ -147,16 +145,13 @@ def release():
 
 
 class Unit:
-    """The reduction of a tile by the unit. Without one, dot products of vectors emulate it on the stack, for tests.
+    """The reduction of a tile by the unit. Registers are given by their numbers; lines are so many bytes apart.
 
     lines: of a block of accumulators.
     """
 
     def __init__(self, b, spec: TileSpec, registers: Registers, lines: int) -> None:
-        self.b, self.v, self.spec, self.registers = b, spec.tile.code(b), spec, registers
-        self.sizes, name = registers.sizes(lines, spec.step), INSTRUCTIONS.get(spec.dot, "")
-        self.instruction = _EXCHANGED.get(name, name) if registers.exchanged else name
-        self.memory = {k: stack_memory.emit(b, LINES * LINE_BYTES) for k in self.sizes if not name}
+        self.b, self.spec, self.registers, self.lines = b, spec, registers, lines
 
     def reduce(
         self,
@@ -190,45 +185,23 @@ class Unit:
         for i, k in pairs:
             self.store(acc(i, k), *stored(i, k))
 
-    # Registers are given by their numbers; lines in memory are so many bytes apart.
-
     def zero(self, register: int) -> None:
-        if not self.call("llvm.x86.tilezero", register):
-            self.each_line(register, lambda v, line, _: v.store(v.zero, line))
+        self.call("tilezero", register)
 
     def load(self, register: int, at, apart) -> None:
-        if not self.call("llvm.x86.tileloadd64", register, pointer(self.b, at, I8), apart):
-            self.each_line(register, lambda v, line, n: v.store(v.load(at + n * apart), line))
+        self.call("tileloadd64", register, pointer(self.b, at, I8), apart)
 
     def store(self, register: int, at, apart) -> None:
-        if not self.call("llvm.x86.tilestored64", register, pointer(self.b, at, I8), apart):
-            self.each_line(register, lambda v, line, n: v.store(v.load(line), at + n * apart))
+        self.call("tilestored64", register, pointer(self.b, at, I8), apart)
 
     def multiply(self, acc: int, left: int, right: int) -> None:
         """Add the products of two matrices to accumulators."""
-        if self.call(self.instruction, acc, left, right):
-            return
-        b, v, (lines, line) = self.b, self.v, self.sizes[left]
-        with counted(b, const(lines)) as n:
-            held, scalars = (self.memory[register] + n * LINE_BYTES for register in (acc, left))
-            (slot,) = v.slots(1, v.load(held))
-            with counted(b, const(line // WORD)) as k:
-                pair = v.broadcast(scalars + k * WORD), v.load(self.memory[right] + k * LINE_BYTES)
-                x, w = reversed(pair) if self.registers.exchanged else pair
-                b.store(multiply_accumulate(v, self.spec.dot, x, w, b.load(slot)), slot)
-            v.store(b.load(slot), held)
+        name = INSTRUCTIONS[self.spec.dot]
+        self.call(_EXCHANGED.get(name, name) if self.registers.exchanged else name, acc, left, right)
 
-    def call(self, name: str, *args) -> bool:
-        """Emit an instruction, if there is a unit."""
-        if self.instruction:
-            call_llvm(self.b, name, ir.VoidType(), [ir.Constant(I8, x) if isinstance(x, int) else x for x in args])
-        return bool(self.instruction)
-
-    def each_line(self, register: int, body: Callable[[Vectors, Any, Any], None]) -> None:
-        """body(code over a line, the line of an emulated register, its number)."""
-        lines, line = self.sizes[register]
-        with counted(self.b, const(lines)) as n:
-            body(Vectors(self.b, element("int32"), line // WORD), self.memory[register] + n * LINE_BYTES, n)
+    def call(self, name: str, *args) -> None:
+        given = [ir.Constant(I8, x) if isinstance(x, int) else x for x in args]
+        call_llvm(self.b, f"llvm.x86.{name}", ir.VoidType(), given)
 
 
 # ---------------------------------------------------------------- a tile

@@ -1,0 +1,59 @@
+"""The unit that multiplies matrices, emulated by dot products of vectors, for machines that have none.
+
+Its multiply-accumulates have numbers of their own, by which kernels on disk are told from those of instructions. After
+an edit here, clear the cache of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from blockconv.core.types import element
+from blockconv.jit.ir import const, counted, stack_memory
+from blockconv.kernels.common.dot import MATRIX_DOTS, _emulated, multiply_accumulate
+from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.conv.matrix_tile import LINE_BYTES, LINES, WORD, Unit
+
+EMULATED = {dot: dot._replace(number=100 + dot.number) for dot in MATRIX_DOTS.values()}
+_PRODUCTS: dict[int, Callable[..., Any]] = {
+    109: _emulated(4, True),
+    110: _emulated(4, False),
+    111: lambda v, x, w, acc: multiply_accumulate(v, 6, x, w, acc),
+}
+assert _PRODUCTS.keys() == {dot.number for dot in EMULATED.values()}
+
+
+class EmulatedUnit(Unit):
+    """Registers are on the stack."""
+
+    def __init__(self, b, spec, registers, lines: int) -> None:
+        super().__init__(b, spec, registers, lines)
+        self.v, self.sizes = spec.tile.code(b), registers.sizes(lines, spec.step)
+        self.memory = {register: stack_memory.emit(b, LINES * LINE_BYTES) for register in self.sizes}
+
+    def zero(self, register: int) -> None:
+        self.each_line(register, lambda v, line, _: v.store(v.zero, line))
+
+    def load(self, register: int, at, apart) -> None:
+        self.each_line(register, lambda v, line, n: v.store(v.load(at + n * apart), line))
+
+    def store(self, register: int, at, apart) -> None:
+        self.each_line(register, lambda v, line, n: v.store(v.load(line), at + n * apart))
+
+    def multiply(self, acc: int, left: int, right: int) -> None:
+        b, v, (lines, line) = self.b, self.v, self.sizes[left]
+        with counted(b, const(lines)) as n:
+            held, scalars = (self.memory[register] + n * LINE_BYTES for register in (acc, left))
+            (slot,) = v.slots(1, v.load(held))
+            with counted(b, const(line // WORD)) as k:
+                pair = v.broadcast(scalars + k * WORD), v.load(self.memory[right] + k * LINE_BYTES)
+                x, w = reversed(pair) if self.registers.exchanged else pair
+                b.store(_PRODUCTS[self.spec.dot](v, x, w, b.load(slot)), slot)
+            v.store(b.load(slot), held)
+
+    def each_line(self, register: int, body: Callable[[Vectors, Any, Any], None]) -> None:
+        """body(code over a line, the line of a register, its number)."""
+        lines, line = self.sizes[register]
+        with counted(self.b, const(lines)) as n:
+            body(Vectors(self.b, element("int32"), line // WORD), self.memory[register] + n * LINE_BYTES, n)
