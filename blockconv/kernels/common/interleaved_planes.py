@@ -1,10 +1,11 @@
 """Planes of a workspace that are interleaved into the rows of a destination: columns of a stride, computed apart."""
 
 from blockconv import jit
-from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import const, counted, emitted, load_bits, shuffle, store_bits
-from blockconv.kernels.common.vectors import Vectors
+from blockconv.jit.ir import load_bits, store_bits
+from blockconv.kernels.common.packed_pixels import bits_transposer
+
+FEW = 4  # elements of a vector of few
 
 
 class InterleavedPlanes(Arguments):
@@ -36,24 +37,22 @@ class InterleaveArgs(Arguments):
     columns = word("remainders of columns", "columns")
 
 
+def _pairs_of(itemsize: int, lanes: int):
+    """pair(dst, a, b, count): two rows of so many elements, at least `lanes`, interleaved."""
+    transpose = bits_transposer(itemsize, lanes, narrow=2)
+
+    def pair(dst, a, b, count):
+        for k in range(0, count, lanes):
+            at = min(k, count - lanes) * itemsize  # the last ones are moved back, to be as many
+            transpose(dst + 2 * at, 2 * itemsize, a + at, b - a, lanes, 2, 2)
+
+    return pair
+
+
 @jit.kernel
 def interleave_rows(itemsize, lanes):
-    """Interleave columns, element by element, or two vectors of `lanes` of them, and of ever fewer."""
-    bits = ElementType(f"{itemsize} bytes", "bits", itemsize)
-
-    @emitted
-    def two(builder, dst, a, b, count) -> None:
-        done, width = const(0), lanes
-        while width > 1:
-            v = Vectors(builder, bits, width)
-            with counted(builder, builder.sdiv(count - done, const(width))) as n:
-                at = (done + n * width) * itemsize
-                first, second = v.load(a + at), v.load(b + at)
-                to = dst + (at + at)
-                for k in range(2):
-                    chosen = [lane // 2 + k * (width // 2) + width * (lane % 2) for lane in range(width)]
-                    v.store(shuffle(builder, first, second, chosen), to + k * v.bytes)
-            done, width = count & -width, width // 2
+    """Interleave columns: two by vectors of `lanes`, or of fewer where there are fewer, or else element by element."""
+    many, some = (_pairs_of(itemsize, count) for count in (lanes, FEW))
 
     def kernel(args, first, last, scratch):
         a = InterleaveArgs(args)
@@ -66,12 +65,14 @@ def interleave_rows(itemsize, lanes):
                 of_row = parts[begin * columns]
                 even, odd = of_row, of_row[min(1, columns - 1)]
                 x, y = a.src + even.at + n * even.n + c * even.channel, a.src + odd.at + n * odd.n + c * odd.channel
-                pairs = odd.size // 2 * 2 if sw == 2 and even.size > 0 else 0
+                pairs = odd.size if sw == 2 and even.size > 0 and odd.size >= FEW else 0
                 rows = (a.rows - begin + sh - 1) // sh
                 for row in range(rows * part // a.parts, rows * (part + 1) // a.parts):
                     dst = dst_plane + (begin + row * sh) * a.row
-                    if pairs > 0:
-                        two(dst, x + row * even.row, y + row * odd.row, pairs)
+                    if pairs >= lanes:
+                        many(dst, x + row * even.row, y + row * odd.row, pairs)
+                    elif pairs > 0:
+                        some(dst, x + row * even.row, y + row * odd.row, pairs)
                     for j in range(columns):
                         of = of_row[j]
                         src = a.src + of.at + n * of.n + c * of.channel + row * of.row

@@ -73,9 +73,9 @@ class WeightsArguments(ConvSizes):
     chunks = word("chunks of pixels of all images")
     row_chunks = word("of an image's rows", "chunks")
     col_chunks = word("of an image's columns", "chunks")
-    chunk_images = word("images of a chunk")
-    chunk_rows = word("rows of a chunk", "rows")
-    chunk_cols = word("columns of a chunk", "columns")
+    images = word("images of a chunk")
+    rows = word("rows of a chunk", "rows")
+    cols = word("columns of a chunk", "columns")
     row_step = word("from a row of the window to the next", "rows of the input")
     col_step = word("from a column of the window to the next", "columns of the input")
     row_reach = word("rows of the window for a row of the output", "rows")
@@ -220,9 +220,9 @@ def _start(pack, of, channel):
 
 def _chunk(a, number):
     rest = number // a.col_chunks
-    w, h, n = number % a.col_chunks * a.chunk_cols, rest % a.row_chunks * a.chunk_rows, rest // a.row_chunks
-    images = min(a.chunk_images, a.n - n * a.chunk_images)
-    return _Chunk(n * a.chunk_images, images, h, min(a.chunk_rows, a.oh - h), w, min(a.chunk_cols, a.ow - w))
+    w, h, n = number % a.col_chunks * a.cols, rest % a.row_chunks * a.rows, rest // a.row_chunks
+    images = min(a.images, a.n - n * a.images)
+    return _Chunk(n * a.images, images, h, min(a.rows, a.oh - h), w, min(a.cols, a.ow - w))
 
 
 def _steps_of(a, cols):
@@ -317,7 +317,7 @@ def weights_tiles(acc, dst, lanes):
                 run.is_first = number == begin
                 run.full_steps = chunk.images * chunk.rows * _steps_of(a, chunk.cols)
                 run.run_steps = run.full_steps
-                offsets = a.offsets if chunk.cols == a.chunk_cols else a.offsets + a.cut_offsets
+                offsets = a.offsets if chunk.cols == a.cols else a.offsets + a.cut_offsets
                 run.offsets = offsets
                 if a.by_rows:
                     run.rows, run.row_steps, run.full_steps = chunk.images * chunk.rows, chunk.cols, chunk.cols

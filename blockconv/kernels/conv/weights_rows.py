@@ -219,9 +219,6 @@ def _sizes(request: Request, at: WeightsBlocking) -> Words:
         "chunks": math.prod(at.chunks(p)),
         "row_chunks": row_chunks,
         "col_chunks": col_chunks,
-        "chunk_images": at.images,
-        "chunk_rows": at.rows,
-        "chunk_cols": at.cols,
         "itemsize": request.types.acc.itemsize,
     }
 
