@@ -110,7 +110,7 @@ def matrix_packer(element: int, lanes: int, turned):
 def _by_channels(how: PixelPacking):
     lanes, unit = how.lanes, how.unit
     src_bytes, itemsize = ElementType.of(how.src).itemsize, ElementType.of(how.packed).itemsize
-    whole, several, part, zero = _vector_mover(how), _vector_mover(how, TOGETHER), _mover(how), _zeroer(how)
+    whole, several, part = _vector_mover(how), _vector_mover(how, TOGETHER), _mover(how)
     join_blocks = _joiner(how)
 
     def pack(x):
@@ -152,7 +152,7 @@ def _by_channels(how: PixelPacking):
                     part(packed + k // lanes * x.apart, src, count - k, stored - k)
                     j += lanes
                 while j < stored:
-                    zero(packed + j // lanes * x.apart, stored - j)
+                    part(packed + j // lanes * x.apart, at, 0, stored - j)
                     j += lanes
             c, to, at, room = c + count, to + count * itemsize, at + (room - x.length) * x.channel + x.block, x.length
 
@@ -248,17 +248,6 @@ def _mover(how: PixelPacking):
                 to.store_below(v.load(src, to.below(count)), dst, stored)
 
     return move
-
-
-def _zeroer(how: PixelPacking):
-    """zero(dst, count): zeros, a vector or the first `count` lanes of it."""
-
-    @emitted
-    def zero(builder, dst, count) -> None:
-        to = _held_and_packed(builder, how)[1]
-        to.store_below(to.zero, dst, count)
-
-    return zero
 
 
 def bits_transposer(

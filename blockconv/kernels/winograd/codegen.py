@@ -28,30 +28,20 @@ def multiples(builder, start, step, count: int) -> list[Any]:
 # ---------------------------------------------------------------- source
 
 
-class SourceTile(NamedTuple):
-    """A tile of the source, and where its transform goes."""
-
-    src: int  # the address of the tile's first pixel
-    src_row: int
-    src_col: int
-    dst: int  # the address of the transform's first position
-    dst_position: int  # from a position to the next
-
-
 @functools.cache
 def source_transform(form: Form, lanes: int, fma: int, src: int):
-    """Code that transforms `lanes` channels of a `SourceTile`.
+    """transform(at, row, col, dst, apart): `lanes` channels of a tile, from the address of its first pixel on.
 
-    src: the code of its elements' type, float32, one of floats of 16 bits, which become float32, or one of bytes, which
-    become int16.
+    row, col: to the next row and the next column. apart: from a position of the transform to the next. src: the code of
+    the elements' type: float32, one of floats of 16 bits, which become float32, or one of bytes, which become int16.
     """
 
     @emitted
-    def transform(builder, tile) -> None:
+    def transform(builder, at, row, col, dst, apart) -> None:
         type = ElementType.of(src)
         memory = Vectors(builder, type, lanes, bool(fma))
         v = Vectors(builder, TRANSFORMED if form.exact else ELEMENT, lanes, bool(fma))
-        rows = multiples(builder, tile.src, tile.src_row, form.side)
+        rows = multiples(builder, at, row, form.side)
 
         def load(at):
             found = memory.load(at)
@@ -62,14 +52,13 @@ def source_transform(form: Form, lanes: int, fma: int, src: int):
             return (builder.sext if type.kind == SIGNED else builder.zext)(found, v.kind)
 
         def column(k: int) -> list[Any]:
-            offset = tile.src_col * k
-            return [load(row + offset) for row in rows]
+            offset = col * k
+            return [load(line + offset) for line in rows]
 
-        dst = tile.dst
-        for row in transform_2d(v, source_1d, form, column, form.side):
-            for value in row:
+        for values in transform_2d(v, source_1d, form, column, form.side):
+            for value in values:
                 v.store(value, dst)
-                dst = dst + tile.dst_position
+                dst = dst + apart
 
     return transform
 
@@ -120,29 +109,22 @@ def multiply_shared(lanes: int, fma: int, channels: int):
 # ---------------------------------------------------------------- weights
 
 
-class Taps(NamedTuple):
-    """The nine taps of an input channel, or of a pair, for a vector of output channels, and where they go."""
-
-    src: int  # the address of the first tap
-    dst: int  # the address of the transform's first position
-    dst_position: int  # from a position to the next
-
-
 @functools.cache
 def weight_transform(exact: bool, lanes: int, tap: int):
-    """Code that transforms `Taps`, vectors of so many elements that are `tap` bytes apart, by `weight_factors`.
+    """transform(src, dst, apart, factors, side, odd): the nine taps of an input channel, or of a pair.
 
+    They are vectors of so many elements, `tap` bytes apart. apart: from a position of the transform to the next.
     Floats are transformed in float64, and rounded once; integers of 16 bits as they are.
     """
 
     @emitted
-    def transform(builder, taps, factors, side, odd) -> None:
+    def transform(builder, src, dst, apart, factors, side, odd) -> None:
         memory = Vectors(builder, TRANSFORMED if exact else ELEMENT, lanes)
         v = memory if exact else Vectors(builder, element("float64"), lanes)
         order = const(0), odd, TAPS - odd
 
         def load(row, column):
-            found = memory.load(taps.src + (row * TAPS + column) * tap)
+            found = memory.load(src + (row * TAPS + column) * tap)
             return found if exact else builder.fpext(found, v.kind)
 
         def each_value(lines, found: Callable[[Any, list[Any]], None]) -> None:
@@ -162,7 +144,7 @@ def weight_transform(exact: bool, lanes: int, tap: int):
                 found(number + 1, [even - odd for even, odd in both])
 
         def store(row, column, value) -> None:
-            at = taps.dst + (row * side + column) * taps.dst_position
+            at = dst + (row * side + column) * apart
             memory.store(value if exact else builder.fptrunc(value, memory.kind), at)
 
         columns = [[load(row, column) for row in order] for column in order]

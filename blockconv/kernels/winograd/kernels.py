@@ -20,7 +20,6 @@ from blockconv.kernels.winograd.arguments import (
 from blockconv.kernels.winograd.codegen import (
     ELEMENT,
     SharedProducts,
-    Taps,
     multiply_shared,
     weight_transform,
 )
@@ -291,6 +290,6 @@ def winograd_weights(exact, vectors, lanes, turned=0):
                             transpose(scratch + t * pixel, pixel, src + t * ITEMSIZE, oc_step, SOME, exist, lanes)
                     of_taps = scratch + begin
                 dst = a.dst + ocb * a.ocb + (step * vectors + v) * pixel
-                transform(Taps(of_taps, dst, a.position), a.factors, a.side, a.odd)
+                transform(of_taps, dst, a.position, a.factors, a.side, a.odd)
 
     return kernel

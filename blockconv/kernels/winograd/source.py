@@ -14,7 +14,7 @@ from blockconv.jit.ir import call_kernel, prefetch
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.winograd.arguments import Header, WinogradArgs
-from blockconv.kernels.winograd.codegen import ELEMENT, TRANSFORMED, SourceTile, source_transform
+from blockconv.kernels.winograd.codegen import ELEMENT, TRANSFORMED, source_transform
 from blockconv.kernels.winograd.transforms import Form
 
 
@@ -81,7 +81,7 @@ def _transform_tiles(how):
                 at = src + r * a.step * by_row + k * a.step * by_col
                 for part in range(parts):
                     here, to = at + part * (how.pixel // parts), dst + part * (how.vector // parts)
-                    code(SourceTile(here, by_row, by_col, to, a.v_position))
+                    code(here, by_row, by_col, to, a.v_position)
                 dst += how.vector
 
     return transform
