@@ -4,8 +4,8 @@ A dot product is a multiply-add on wider elements. Neighbouring channels of a pi
 which is broadcast like a float32. A lane of the weights has as many weights of one output channel. Their products are
 added to the lane's int32 or float32. So a tile, its addresses and its loop nest are the same for all.
 
-Each dot product is an instruction, or the same emulated in plain IR, which runs everywhere. Arm's instructions take
-the broadcast element from one lane of a register, so that no other instruction broadcasts it.
+Each dot product is an instruction; of integers, one emulated in plain IR runs everywhere. Arm's instructions take the
+broadcast element from one lane of a register, so that no other instruction broadcasts it.
 
 Where a processor has a unit that multiplies matrices (AMX), an instruction does all dot products of 16 pixels and 16
 output channels at once (`matrix_tile.py`).
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core.target import Isa
-from blockconv.core.types import BRAIN, SIGNED, UNSIGNED, ElementType, Types, element
+from blockconv.core.types import BRAIN, SIGNED, UNSIGNED, ElementType, Types
 from blockconv.jit.ir import call_llvm, pointer
 from blockconv.kernels.common.vectors import Vectors
 
@@ -69,7 +69,7 @@ DOTS = {
 # Instructions that are not measured, with one that takes as long on every processor that has both.
 _AS_LONG = {"vpdpwssd": "vpdpbusd", "tdpbssd": "tdpbusd"}
 # bfloat16, two at a time: AVX512-BF16, and Arm's BF16.
-BRAIN_DOTS = {"vdpbf16ps": Dot(5, 2, 2), "vdpbf16ps, emulated": Dot(6, 2, 2), "bfdot": Dot(17, 2, 2)}
+BRAIN_DOTS = {"vdpbf16ps": Dot(5, 2, 2), "bfdot": Dot(17, 2, 2)}
 # Matrix instructions, by the types of source and weights. No source is converted.
 MATRIX_DOTS = {
     "tdpbusd": Dot(9, 4, 1, is_matrix=True),
@@ -224,22 +224,12 @@ def _vdpbf16ps(v: Vectors, x, w, acc):
     return call_llvm(v.b, name, v.kind, [acc, v.b.bitcast(x, pairs), v.b.bitcast(w, pairs)])
 
 
-def _vdpbf16ps_emulated(v: Vectors, x, w, acc):
-    """The upper channel's product is added first. Denormal numbers count, which the instruction takes for zeros."""
-    ints = Vectors(v.b, element("int32"), v.lanes)
-    x, w = (v.b.bitcast(value, ints.kind) for value in (x, w))
-    upper = [v.b.bitcast(value & ints.c(-1 << 16), v.kind) for value in (x, w)]
-    lower = [v.b.bitcast(value << ints.c(16), v.kind) for value in (x, w)]
-    return v.multiply_add(lower[0], lower[1], v.multiply_add(upper[0], upper[1], acc))
-
-
 _DOTS: dict[int, Callable[..., Any]] = {
     1: _vnni("vpdpbusd"),
     2: _vpmaddwd,
     3: _emulated(4, True),
     4: _emulated(2, False),
     5: _vdpbf16ps,
-    6: _vdpbf16ps_emulated,
     7: _vpmaddubsw,
     8: _vnni("vpdpwssd"),
     **{number: _of_arm(number) for number in BY_ELEMENT},

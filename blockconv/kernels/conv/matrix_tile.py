@@ -7,7 +7,7 @@ step of the reduction is then a tap of up to 64 bytes of channels, or a row of t
 two by two such blocks of accumulators, or for four blocks of pixels: eight registers hold no more.
 
 Accumulators go to the epilogue through memory, some pixels at a time. Tests emulate the unit where there is none
-(`tests/support/matrix_unit.py`).
+(`tests/support/emulated.py`).
 """
 
 import functools

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import emulated
 import numpy as np
 import pytest
 from quantized_lab import has_dot
@@ -26,6 +27,7 @@ from blockconv.kernels.common.dot import (
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.runtime import address_of
 
+BRAIN = BRAIN_DOTS | emulated.BRAIN
 INT32, FLOAT32 = element("int32").code, element("float32").code
 
 
@@ -89,11 +91,11 @@ def test_where_pairs_of_bytes_saturate():
 
 
 @pytest.mark.isa
-@pytest.mark.parametrize("name", BRAIN_DOTS)
+@pytest.mark.parametrize("name", BRAIN)
 @pytest.mark.parametrize("first", [0, 1])
 def test_pairs_of_bfloat16_are_added(name, first):
     """Small integers exactly; random numbers to what three sums err by, each by 2^-23 of the sizes of its terms."""
-    dot, lanes = BRAIN_DOTS[name], target.isa().vector_bytes // 4
+    dot, lanes = BRAIN[name], target.isa().vector_bytes // 4
     if not has_dot(name):
         pytest.skip(f"{target.isa().name} has no {name}")
     kernel, rng = (
@@ -113,9 +115,9 @@ def test_pairs_of_bfloat16_are_added(name, first):
 
 
 @pytest.mark.isa
-@pytest.mark.parametrize("name", BRAIN_DOTS)
+@pytest.mark.parametrize("name", BRAIN)
 def test_what_is_no_number_stays_none(name):
-    dot, lanes = BRAIN_DOTS[name], target.isa().vector_bytes // 4
+    dot, lanes = BRAIN[name], target.isa().vector_bytes // 4
     if not has_dot(name):
         pytest.skip(f"{target.isa().name} has no {name}")
     kernel = dot_of_vectors(dot.number, lanes, FLOAT32, int(target.isa().fma))

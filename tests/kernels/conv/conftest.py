@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from matrix_unit import EMULATED, EmulatedUnit
+from emulated import EMULATED, EmulatedUnit
 
 from blockconv.core import target
 from blockconv.kernels.conv import matrix_blocking, matrix_pixel_blocking, matrix_pixel_tile, matrix_tile

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import conv_oracle
+import emulated
 import guarded
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from blockconv.core.problem import Conv2dBackwardWeightsProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels import Row
-from blockconv.kernels.common.dot import BRAIN_DOTS, WIDENED
+from blockconv.kernels.common.dot import WIDENED
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import weights_blocking
 
@@ -160,7 +161,7 @@ BRAIN = Types.converted("bfloat16", "float32")
 def dot(request, monkeypatch) -> None:
     """The multiply-accumulate of bfloat16: that of the target, and what stands for it elsewhere."""
     if request.param:
-        found = WIDENED if request.param == "widened" else BRAIN_DOTS["vdpbf16ps, emulated"]
+        found = WIDENED if request.param == "widened" else emulated.BRAIN["vdpbf16ps, emulated"]
         monkeypatch.setattr(weights_blocking, "dot_for", lambda types, isa: found)
 
 

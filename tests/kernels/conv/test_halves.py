@@ -12,6 +12,7 @@ import dataclasses
 import math
 
 import conv_oracle
+import emulated
 import guarded
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from storage_oracle import places
 
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, element
-from blockconv.kernels.common.dot import BRAIN_DOTS, MULTIPLY_ADD, WIDENED
+from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
 from blockconv.kernels.conv import blocking as direct
 from blockconv.kernels.conv import grouped_blocking
 
@@ -155,7 +156,7 @@ def test_depthwise(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dot", [WIDENED, BRAIN_DOTS["vdpbf16ps, emulated"]], indirect=True)
+@pytest.mark.parametrize("dot", [WIDENED, *emulated.BRAIN.values()], indirect=True)
 def test_every_multiply_accumulate(dot):
     """What targets without the instruction do, and what stands for it, in plain IR."""
     for descriptor, pair in ((ODD, CLASSES[0]), (GROUPED[0], CLASSES[3]), (ODD, CLASSES[2])):

@@ -1,7 +1,7 @@
-"""The unit that multiplies matrices, emulated by dot products of vectors, for machines that have none.
+"""Instructions emulated for machines that lack them: dot products of bfloat16, and the unit that multiplies matrices.
 
-Its multiply-accumulates have numbers of their own, by which kernels on disk are told from those of instructions. After
-an edit here, clear the cache of kernels.
+Their multiply-accumulates have numbers of their own, by which kernels on disk are told from those of instructions.
+After an edit here, clear the cache of kernels.
 """
 
 from __future__ import annotations
@@ -11,15 +11,27 @@ from typing import Any
 
 from blockconv.core.types import element
 from blockconv.jit.ir import const, counted, stack_memory
-from blockconv.kernels.common.dot import MATRIX_DOTS, _emulated, multiply_accumulate
+from blockconv.kernels.common.dot import _DOTS, MATRIX_DOTS, Dot, _emulated
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.conv.matrix_tile import LINE_BYTES, LINES, WORD, Unit
 
+
+def vdpbf16ps(v: Vectors, x, w, acc):
+    """The upper channel's product is added first. Denormal numbers count, which the instruction takes for zeros."""
+    ints = Vectors(v.b, element("int32"), v.lanes)
+    x, w = (v.b.bitcast(value, ints.kind) for value in (x, w))
+    upper = [v.b.bitcast(value & ints.c(-1 << 16), v.kind) for value in (x, w)]
+    lower = [v.b.bitcast(value << ints.c(16), v.kind) for value in (x, w)]
+    return v.multiply_add(lower[0], lower[1], v.multiply_add(upper[0], upper[1], acc))
+
+
+BRAIN = {"vdpbf16ps, emulated": Dot(105, 2, 2)}
+_DOTS[105] = vdpbf16ps
 EMULATED = {dot: dot._replace(number=100 + dot.number) for dot in MATRIX_DOTS.values()}
 _PRODUCTS: dict[int, Callable[..., Any]] = {
     109: _emulated(4, True),
     110: _emulated(4, False),
-    111: lambda v, x, w, acc: multiply_accumulate(v, 6, x, w, acc),
+    111: vdpbf16ps,
 }
 assert _PRODUCTS.keys() == {dot.number for dot in EMULATED.values()}
 
