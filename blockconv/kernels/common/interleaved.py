@@ -56,15 +56,25 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run, cut: bo
     number of the multiply-accumulate; a channel here is one of its elements. The channels of a group are unrolled, each
     a loop of its own over the steps: in one loop, LLVM would keep all pixels of all channels in registers.
     """
-    b = v.b
+    b, tap_bytes = v.b, shared.width * v.itemsize
     accs = v.slots(tile.rows * tile.pixels, v.load(run.bia))
-    step_bytes = shared.taps * shared.width * v.itemsize
-    wei = run.wei
+    columns = taps_of_columns(tile.pixels, shared.taps, shared.px_step, shared.tap_step)
+    # Lanes of weights past the last group's are not read.
+    exist = [int(lane < shared.width) for lane in range(v.lanes)]
+    mask = None if all(exist) else ir.Constant(ir.VectorType(ir.IntType(1), v.lanes), exist)
+    wei, step_bytes = run.wei, shared.taps * tap_bytes
     for channel in range(shared.group_ic):
         with each_step(b, run, cut) as number:
-            weights = wei + number * step_bytes
-            step = _Step(v, tile, shared, channel, dot)
-            step.reduce(source_of(b, run, number), run.src_row, weights, accs)
+            first, src = wei + number * step_bytes, source_of(b, run, number)
+            weights = [v.load(first + t * tap_bytes, mask) for t in range(shared.taps)]
+            for row in range(tile.rows):
+                base = src + row * run.src_row if row else src
+                for column, meets in columns:
+                    pixel = v.load(base + column * shared.pitch * v.itemsize, lanes=shared.pitch)
+                    x = spread(v, shared, pixel, channel)
+                    for p, t in meets:
+                        slot = accs[row * tile.pixels + p]
+                        b.store(multiply_accumulate(v, dot, x, weights[t], b.load(slot)), slot)
         wei = wei + run.run_steps * step_bytes
     return accs
 
@@ -85,38 +95,3 @@ def taps_of_columns(pixels: int, taps: int, px_step: int, tap_step: int) -> list
         for t in range(taps):
             found.setdefault(p * px_step + t * tap_step, []).append((p, t))
     return sorted(found.items())
-
-
-class _Step(NamedTuple):
-    """One step of the reduction of one channel of the groups: a row of the kernel, or one tap."""
-
-    v: Vectors
-    tile: Tile
-    shared: Shared
-    channel: int
-    dot: int
-
-    def reduce(self, src, src_row, wei, accs: list[Any]) -> None:
-        v, b, shared = self.v, self.v.b, self.shared
-        tap_bytes = shared.width * v.itemsize
-        weights = [self.weights(wei + t * tap_bytes) for t in range(shared.taps)]
-        columns = taps_of_columns(self.tile.pixels, shared.taps, shared.px_step, shared.tap_step)
-        for row in range(self.tile.rows):
-            base = src + row * src_row if row else src
-            for column, meets in columns:
-                x = self.spread(base + column * shared.pitch * v.itemsize)
-                for p, t in meets:
-                    slot = accs[row * self.tile.pixels + p]
-                    b.store(multiply_accumulate(v, self.dot, x, weights[t], b.load(slot)), slot)
-
-    def weights(self, address):
-        """A vector of weights; lanes past the last group's are not read."""
-        lanes = self.v.lanes
-        if self.shared.width == lanes:
-            return self.v.load(address)
-        exist = [int(lane < self.shared.width) for lane in range(lanes)]
-        return self.v.load(address, ir.Constant(ir.VectorType(ir.IntType(1), lanes), exist))
-
-    def spread(self, address):
-        """This channel of each lane's group, of the source pixel at `address`."""
-        return spread(self.v, self.shared, self.v.load(address, lanes=self.shared.pitch), self.channel)

@@ -211,11 +211,14 @@ class _Chunk(NamedTuple):
     cols: int
 
 
-def _start(pack, of, channel):
-    """Write which array is packed, and from which channel on; its address in the first image."""
-    strides = of.strides
-    pack.strides, pack.inside = strides.address, channel % strides.length
-    return of.first + channel // strides.length * strides.block + pack.inside * strides.channel
+def _pack_images(of, pack, chunk, channel, channels, to, apart):
+    """Pack a chunk's images of an array, as many channels as exist from this one on. apart: from image to image."""
+    strides, kernel = of.strides, of.pack
+    pack.strides, pack.inside, pack.channels = strides.address, channel % strides.length, min(channels, pack.width)
+    first = of.first + channel // strides.length * strides.block + pack.inside * strides.channel
+    for k in range(chunk.images):
+        pack.dst, pack.image = to + k * apart, image_at(first, chunk.n + k, strides)
+        call_kernel(kernel, pack.address, 0, 0, 0)
 
 
 def _chunk(a, number):
@@ -235,9 +238,7 @@ def _pack_window(a, pack, chunk, window, channel):
 
     With pairs, each column is the first of a pair. The last pixel of a row may have no second pixel.
     """
-    first = _start(pack, a.src, channel)
     pack.width = a.packed_ic
-    pack.channels = min(a.packed_ic, a.all_ic - channel)
     pack.ih, pack.iw = chunk.h * a.sh - a.ph, chunk.w * a.sw - a.pw
     pack.rows = (chunk.rows - 1) * a.row_unit + a.row_reach
     pack.cols = (chunk.cols - 1) * a.col_unit + a.col_reach
@@ -245,25 +246,18 @@ def _pack_window(a, pack, chunk, window, channel):
     pack.pair_step, pack.second = 1, a.col_unit
     pack.singles = a.col_reach if chunk.cols % a.step_pixels else 0
     pack.height, pack.length, pack.border = a.ih, a.iw, 0
-    kernel = a.src.pack
-    for k in range(chunk.images):
-        pack.dst, pack.image = window + k * a.window_image, image_at(first, chunk.n + k, a.src.strides)
-        call_kernel(kernel, pack.address, 0, 0, 0)
+    _pack_images(a.src, pack, chunk, channel, a.all_ic - channel, window, a.window_image)
 
 
 def _pack_panel(a, pack, chunk, panel, channel, channels):
     """Pack a chunk's pixels of the gradient, of a block of output channels, as [pixel][channel]."""
-    first = _start(pack, a.grad, channel)
-    pack.channels, pack.width = min(channels, a.panel_width), a.panel_width
+    pack.width = a.panel_width
     pack.ih, pack.iw, pack.rows, pack.cols = chunk.h, chunk.w, chunk.rows, chunk.cols
     pack.row_step, pack.col_step = 1, 1
     pack.row_bytes = _steps_of(a, chunk.cols) * a.panel_width * a.itemsize
     pack.pair_step, pack.second, pack.singles = a.step_pixels, 1, 0
     pack.height, pack.length, pack.border = a.oh, a.ow, 0
-    kernel = a.grad.pack
-    for k in range(chunk.images):
-        pack.dst, pack.image = panel + k * chunk.rows * pack.row_bytes, image_at(first, chunk.n + k, a.grad.strides)
-        call_kernel(kernel, pack.address, 0, 0, 0)
+    _pack_images(a.grad, pack, chunk, channel, channels, panel, chunk.rows * pack.row_bytes)
 
 
 def _reduce(a, run, window, sums):

@@ -8,7 +8,7 @@ Sources of bytes become integers of 16 bits, which hold all that their transform
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import const, counted, emitted, shuffle
@@ -66,28 +66,20 @@ def source_transform(form: Form, lanes: int, fma: int, src: int):
 # ---------------------------------------------------------------- products
 
 
-class SharedProducts(NamedTuple):
-    """The products of a position's tiles, of a vector that several groups share, with their weights."""
-
-    tiles: int  # how many
-    src: int  # the address of the first tile's transformed source
-    src_tile: int
-    dst: int  # the address of the first tile's products
-    dst_tile: int
-    wei: int  # the address of the first group's weights, [input channel][output channel]
-    wei_group: int
-
-
 @functools.cache
 def multiply_shared(lanes: int, fma: int, channels: int):
-    """Code that computes `SharedProducts` of groups of so many channels; their weights stay in registers."""
+    """multiply(tiles, src, src_tile, dst, dst_tile, wei, wei_group): a position's products with groups' weights.
+
+    A vector is several groups of so many channels, whose weights, [input channel][output channel], stay in registers.
+    src_tile, dst_tile, wei_group: from a tile's transformed source, its products, a group's weights to the next's.
+    """
 
     @emitted
-    def multiply(builder, run) -> None:
+    def multiply(builder, tiles, src, src_tile, dst, dst_tile, wei, wei_group) -> None:
         v = Vectors(builder, ELEMENT, lanes, bool(fma))
         row = channels * v.itemsize
-        rows = [run.wei + k * row for k in range(channels)]
-        weights = [v.load_parts(at, channels, run.wei_group) for at in rows]
+        rows = [wei + k * row for k in range(channels)]
+        weights = [v.load_parts(at, channels, wei_group) for at in rows]
 
         def each_groups(at, k: int):
             """Channel k of each lane's group; a broadcast load if there is a single group."""
@@ -96,12 +88,12 @@ def multiply_shared(lanes: int, fma: int, channels: int):
             x = v.load(at)
             return shuffle(builder, x, x, [lane // channels * channels + k for lane in range(lanes)])
 
-        with counted(builder, run.tiles) as n:
-            at = run.src + n * run.src_tile
+        with counted(builder, tiles) as n:
+            at = src + n * src_tile
             total = each_groups(at, 0) * weights[0]
             for k in range(1, channels):
                 total = v.multiply_add(each_groups(at, k), weights[k], total)
-            v.store(total, run.dst + n * run.dst_tile)
+            v.store(total, dst + n * dst_tile)
 
     return multiply
 

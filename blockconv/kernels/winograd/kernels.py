@@ -19,7 +19,6 @@ from blockconv.kernels.winograd.arguments import (
 )
 from blockconv.kernels.winograd.codegen import (
     ELEMENT,
-    SharedProducts,
     multiply_shared,
     weight_transform,
 )
@@ -110,7 +109,7 @@ def winograd_multiply_shared(lanes, part, fma, channels):
             weights = _weights_at(a, header, position)
             for c in range(0, lanes, part):
                 src, dst, wei = v + ITEMSIZE * c, products + ITEMSIZE * c, weights + c // channels * wei_group
-                multiply(SharedProducts(tiles, src, vector, dst, products_tile, wei, wei_group))
+                multiply(tiles, src, vector, dst, products_tile, wei, wei_group)
             v += a.v_position
             products += a.products_position
 
