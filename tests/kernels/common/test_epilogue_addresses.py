@@ -24,13 +24,13 @@ LANES, BLOCK, PIXEL = target.isa().vector_bytes // 4, 1 << 20, 64
 @jit.kernel
 def store_addresses(lanes, store_width):
     """Write the address of each store of a tile of one pixel and two vectors."""
-    tile = Tile(element("float32").code, 0, 1, 1, 2, lanes)
+    tile = Tile(element("float32").code, 0, 1, 1, 2, lanes, store_width=store_width, act=ActivationKind.NONE)
 
     @emitted
     def emit(builder, dst, found, written):
         zero = const(0)
         out = Output(dst, zero, const(PIXEL), const(BLOCK), zero, written, written, zero, zero)
-        epilogue = TileEpilogue(builder, tile, store_width, ActivationKind.NONE, out, False, masked=True)
+        epilogue = TileEpilogue(builder, tile, out, masked=True)
         if store_width == 1:
             at = []
 
