@@ -36,12 +36,12 @@ PUBLIC = {
 
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
-    ".": 2_701, "_pyinstaller": 53, "api": 19_001, "cli": 5_767, "core": 27_819, "dispatch": 16_755, "eager": 0,
-    "frontends": 11, "frontends/onnx": 44_070, "frontends/torch": 42_790, "jit": 16_930, "kernels": 6_074,
-    "kernels/axis": 1_201, "kernels/common": 34_851, "kernels/conv": 43_039, "kernels/depthwise": 29_893,
+    ".": 2_701, "_pyinstaller": 53, "api": 19_001, "cli": 5_767, "core": 27_819, "dispatch": 16_749, "eager": 0,
+    "frontends": 11, "frontends/onnx": 44_070, "frontends/torch": 42_790, "jit": 16_967, "kernels": 6_074,
+    "kernels/axis": 1_201, "kernels/common": 35_332, "kernels/conv": 39_325, "kernels/depthwise": 29_875,
     "kernels/dynamic": 1_627, "kernels/eltwise": 4_666, "kernels/indexed": 2_366, "kernels/norm": 10_091,
-    "kernels/pool": 24_013, "kernels/product": 7_952, "kernels/recurrent": 2_501, "kernels/reduce": 3_145,
-    "kernels/reorder": 11_253, "kernels/resize": 5_012, "kernels/winograd": 14_252, "machine": 3_297,
+    "kernels/pool": 24_018, "kernels/product": 7_846, "kernels/recurrent": 2_508, "kernels/reduce": 3_145,
+    "kernels/reorder": 11_253, "kernels/resize": 5_012, "kernels/winograd": 13_348, "machine": 3_297,
     "network": 104_455, "nopython": 3_935, "onnxruntime": 5_752, "runtime": 5_709, "torch": 238,
 }  # fmt: skip
 TOKENS_OF_THE_PACKAGE = 502_427

@@ -34,32 +34,8 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
     """The op. The residual has the destination's memory order."""
     p, types, s, d = request.problem, request.types, request.source, request.destination
     padded, ic, oc = request.dst.padded_shape(p.dst_shape)[1], p.ic // p.g, p.oc // p.g
-    steps = -(-ic // at.ic_block)
-    tail = at.elements(ic - (steps - 1) * at.ic_block)
-    has_tail = tail < at.elements(at.ic_block)
     offsets, src_bytes, finish = _offsets(p, at), request.src_bytes, _finish(request, at, epilogue)
     lanes = s._replace(length=NO_BLOCK, channel=types.src.itemsize) if at.images else s
-    vector, tile = at.src_lanes * at.itemsize, at.scratch.products_tile
-    record = TileRecord.with_zeros(
-        runs=1,
-        rows=1,
-        ahead=1,
-        run_steps=steps - has_tail,
-        full_steps=steps - has_tail,
-        tail_steps=has_tail,
-        tail_channels=tail,
-        prefetch_lines=_prefetch_lines(p, at),
-        tiles=-(-at.block_tiles // at.tile_pixels),
-        src_pixel=vector,
-        src_next=at.tile_pixels * vector,
-        src_last=(at.block_tiles - at.tile_pixels) * vector,
-        dst_pixel=tile,
-        dst_next=at.tile_pixels * tile,
-        dst_last=(at.block_tiles - at.tile_pixels) * tile,
-        dst_block=at.scratch.products_channel if at.images else at.out_lanes * ITEMSIZE,
-        valid=at.tile_channels,
-        written=at.tile_channels,
-    )
     # One kernel stores the tiles of all forms.
     stored = finish._replace(form=at.form._replace(m=2, stride=1))
     args = fill(
@@ -83,7 +59,7 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
         set_oc=at.set_groups * oc,
         set_vectors=-(-at.set_groups * ic // at.src_channels),
         group_oc=padded if p.g == 1 else oc,
-        group_steps=steps,
+        group_steps=-(-ic // at.ic_block),
         wei_position=at.wei_position(p),
         wei_ocb=at.wei_ocb(p),
         src_strides=s,
@@ -91,8 +67,8 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
         dst_strides=d,
         dst_block=d.block if d.length <= at.lanes else at.lanes * types.dst.itemsize,
         scales=ITEMSIZE * weight_form(request, at).bias,
-        vector=vector,
-        products_record=record,
+        vector=at.src_lanes * at.itemsize,
+        products_record=_products_record(p, at),
         window_rows=at.window.rows,
         window_cols=at.window.cols,
         window_leading=at.window.leading,
@@ -103,6 +79,35 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
     tasks = at.sets * at.tile_blocks * at.splits
     table = np.array([*offsets, *_parts(d, at, padded)], np.int64)
     return Launch(kernels.winograd(), args, tasks, 1, at.scratch_bytes, table)
+
+
+def _products_record(problem: Conv2dProblem, at: WinogradBlocking) -> TileRecord:
+    """The words that all calls of the microkernel share."""
+    ic = problem.ic // problem.g
+    steps = -(-ic // at.ic_block)
+    tail = at.elements(ic - (steps - 1) * at.ic_block)
+    has_tail = tail < at.elements(at.ic_block)
+    vector, tile = at.src_lanes * at.itemsize, at.scratch.products_tile
+    return TileRecord.with_zeros(
+        runs=1,
+        rows=1,
+        ahead=1,
+        run_steps=steps - has_tail,
+        full_steps=steps - has_tail,
+        tail_steps=has_tail,
+        tail_channels=tail,
+        prefetch_lines=_prefetch_lines(problem, at),
+        tiles=-(-at.block_tiles // at.tile_pixels),
+        src_pixel=vector,
+        src_next=at.tile_pixels * vector,
+        src_last=(at.block_tiles - at.tile_pixels) * vector,
+        dst_pixel=tile,
+        dst_next=at.tile_pixels * tile,
+        dst_last=(at.block_tiles - at.tile_pixels) * tile,
+        dst_block=at.scratch.products_channel if at.images else at.out_lanes * ITEMSIZE,
+        valid=at.tile_channels,
+        written=at.tile_channels,
+    )
 
 
 def _source_kernel(request: Request, at: WinogradBlocking) -> jit.Kernel:
