@@ -145,7 +145,10 @@ def gradients(
 
 def computed_type(x: Any) -> np.dtype[Any]:
     """The type of statistics and parameters of an array."""
-    return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
+    return _WIDE if x.dtype == _WIDE else _USUAL
+
+
+_WIDE, _USUAL = np.dtype(np.float64), np.dtype(np.float32)  # compared sooner than types of NumPy
 
 
 def by_channel(op: str, name: str, given: Any, x: Any, default: float, shape: Shape | None = None) -> npt.NDArray[Any]:
@@ -163,11 +166,12 @@ def by_channel(op: str, name: str, given: Any, x: Any, default: float, shape: Sh
 
 def computed(op: str, name: str, array: npt.NDArray[Any], x: Any) -> npt.NDArray[Any]:
     """An array of numbers in the type that is computed with for an array."""
-    type = element(array.dtype)
-    if not type.is_float and (name in _RUNNING or type.kind == "bits"):
+    wanted = computed_type(x)
+    type = None if array.dtype == wanted else element(array.dtype)
+    if type is not None and not type.is_float and (name in _RUNNING or type.kind == "bits"):
         rule = "has to be floats, because it is updated" if name in _RUNNING else "has to be numbers"
         raise DtypeError(op, name, str(array.dtype), rule)
-    return np.ascontiguousarray(array, computed_type(x))
+    return np.ascontiguousarray(array, wanted)
 
 
 def _computation(
