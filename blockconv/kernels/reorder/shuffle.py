@@ -17,7 +17,7 @@ from blockconv import jit
 from blockconv.core.types import FLOATS, ElementType, Types
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import store_bits
-from blockconv.kernels.common.axis import positions
+from blockconv.kernels.common.axis_walk import positions
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.request import Reason, Request, same_layout_why_not
