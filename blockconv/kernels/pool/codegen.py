@@ -35,6 +35,9 @@ class PoolRun(NamedTuple):
     edge_step: Any = 0  # from a tap's such bytes to the next's
     column: Any = 0  # the first column's number
     width: Any = 0  # columns of the image
+    cols: Any = 0  # of the windows
+    index: Any = 0  # the index of the first element that is read
+    idx: Any = 0  # where indices are stored, int64s
 
 
 # ---------------------------------------------------------------- one element at a time
@@ -284,35 +287,19 @@ def fold_pixels(b, e: Reducer, outputs: int, inner: int, used: int, partial: int
 # ---------------------------------------------------------------- maxima and their indices
 
 
-class IndexRun(NamedTuple):
-    """The arguments of `max_with_index`."""
-
-    src: Any  # the first window's first pixel; columns before the image can be read, and no maximum is in them
-    rows: Any
-    row_step: Any
-    cols: Any
-    col_step: Any
-    index: Any  # the index of that pixel
-    column: Any  # that pixel's column
-    dst: Any
-    idx: Any  # where indices are stored, int64s
-    mask: Any  # address of zero bits for channels that do not exist
-    count: Any  # elements of the vector that are stored
-
-
 def max_with_index(e, a, run, inner, stride, dilation):
     """A vector of windows: their maxima and where these are; the first of equals, the last of NaNs.
 
-    inner: elements of a pixel, if a vector holds several pixels, whose windows begin `stride` columns apart, or 0.
-    dilation: columns between taps of such a window. If no element is more than the least value, the index is the
-    window's first column inside the image.
+    run: columns before the image can be read, and no maximum is in them. inner: elements of a pixel, if a vector holds
+    several pixels, whose windows begin `stride` columns apart, or 0. dilation: columns between taps of such a window.
+    If no element is more than the least value, the index is the window's first column inside the image.
     """
     most, where = e.neutral, indices(e, run.index, inner, stride)
     if inner:
         where = where + columns_outside(e, indices(e, run.column, inner, stride), dilation)
     for y in range(run.rows):
         for x in range(run.cols):
-            at = run.src + y * run.row_step + x * run.col_step
+            at = run.src + y * run.row_step + x * run.step
             value = e.read_pixels(at, inner, stride) if inner else e.read(at)
             index = indices(e, run.index + y * (a.dh * a.iw) + x * a.dw, inner, stride)
             more = e.is_taken(value, most)
@@ -338,7 +325,7 @@ def columns_outside(b, e: Reducer, column, dilation: int):
 
 
 @emitted
-def store_maxima(b, e: Reducer, most, where, run: IndexRun) -> None:
+def store_maxima(b, e: Reducer, most, where, run: PoolRun) -> None:
     """Store maxima and their indices."""
     value, wide = e.in_memory(most), Vectors(b, element("int64"), e.lanes)
     if e.is_masked:

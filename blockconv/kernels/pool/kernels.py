@@ -19,6 +19,7 @@ from blockconv.kernels.pool.codegen import (
     PoolRun,
     PoolTile,
     fold_pixels,
+    max_with_index,
     reduce_plane,
     reduce_tile,
     reduce_window,
@@ -224,11 +225,12 @@ def pool_tiles(reduction: PoolReduction, tile: PoolTile):
 
 
 @jit.kernel
-def pool_windows(reduction: PoolReduction, vectors, unroll):
+def pool_windows(reduction: PoolReduction, vectors, unroll, indices):
     """A task is rows of outputs, or some channels of them; each output by itself, whatever its window's size.
 
     `vectors` vectors of its channels are reduced together, `unroll` columns of its window at a time. The remainder is
-    reduced as whole vectors, which overlap with channels before.
+    reduced as whole vectors, which overlap with channels before. indices: 1 for maxima, by one vector, and where they
+    are.
     """
     lanes, masked = reduction.lanes, reduction.masked
     itemsize, held_bytes, width = reduction.itemsize, reduction.held.itemsize, vectors * lanes
@@ -251,6 +253,10 @@ def pool_windows(reduction: PoolReduction, vectors, unroll):
                         at = max(0, min(i, a.inner - width)) * itemsize
                         mask = plane.mask + at % a.mask_period if masked else 0
                         run = PoolRun(src + at, a.col_step, row.rows, a.row_step, dst + at, 0, scale, mask)
+                        if indices:
+                            of, to = row.ih * a.iw + column, a.idx + (dst + at - a.dst) // itemsize * 8
+                            max_with_index(e, a, run._replace(count=lanes, cols=cols, index=of, idx=to), 0, 0, 1)
+                            continue
                         e.watch()
                         store_window(e, reduce_window(e, vectors, unroll, run, cols, moved), run, moved)
                         if e.met_nan():

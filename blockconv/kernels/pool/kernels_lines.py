@@ -10,7 +10,6 @@ from blockconv import jit
 from blockconv.jit.arguments import held
 from blockconv.jit.ir import store_bits, store_i64
 from blockconv.kernels.pool.codegen import (
-    IndexRun,
     LineSpec,
     PoolRun,
     fill,
@@ -198,30 +197,6 @@ def pool_runs(reduction: PoolReduction, kh, kw, checked):
 # ---------------------------------------------------------------- maxima and their indices
 
 
-@jit.kernel
-def pool_wide_indices(reduction: PoolReduction):
-    """Maxima and their indices: a task is rows of outputs, by a vector of channels of one output at a time."""
-    lanes, itemsize = reduction.lanes, reduction.itemsize
-
-    def kernel(args, first, last, scratch):
-        a = held(PoolArgs(args))
-        e = reducer(reduction)
-        for task in range(first, last):
-            plane, oh_first, oh_last = start(a, task)
-            for oh in range(oh_first, oh_last):
-                row = output_row(a, plane, oh)
-                for ow in range(a.ow):
-                    column, cols = window_column(a, ow)
-                    for i_at in range(0, a.inner, lanes):
-                        i = min(i_at, a.inner - lanes) * itemsize
-                        src, dst = row.src + column * a.s.col + i, row.dst + ow * a.d.col + i
-                        given = src, row.rows, a.row_step, cols, a.col_step, row.ih * a.iw + column, 0, dst
-                        idx, mask = a.idx + (dst - a.dst) // itemsize * 8, plane.mask + i % a.mask_period
-                        max_with_index(e, a, IndexRun(*given, idx, mask, lanes), 0, 0, 1)
-
-    return kernel
-
-
 @jit.unrolled_kernel
 def pool_line_indices(reduction: PoolReduction, inner, stride, dilation):
     """Maxima and their indices: a task is rows of outputs, by vectors of whole pixels.
@@ -245,9 +220,10 @@ def pool_line_indices(reduction: PoolReduction, inner, stride, dilation):
                 for done in range(0, outputs, used):
                     column, dst = done // inner * stride - a.pw, row.dst + done * itemsize
                     src, index = line + done * (stride * held_bytes), row.ih * a.iw + column
-                    given = src, row.rows, a.line_bytes, a.kw, dilation * size, index, column, dst
                     idx, count = a.idx + (dst - a.dst) // itemsize * 8, min(used, outputs - done)
-                    max_with_index(e, a, IndexRun(*given, idx, plane.mask, count), inner, stride, dilation)
+                    run = PoolRun(src, dilation * size, row.rows, a.line_bytes, dst, 0, 0, plane.mask, count)
+                    run = run._replace(column=column, cols=a.kw, index=index, idx=idx)
+                    max_with_index(e, a, run, inner, stride, dilation)
 
     return kernel
 
@@ -285,12 +261,12 @@ def pool_reference(operation, element, indices):
                         store_i64(idx, 0, 0)
                     continue
                 column, cols = window_column(a, ow)
-                src = a.src + _offset(a.s, n, c, row.first, column)
+                src, scales = a.src + _offset(a.s, n, c, row.first, column), a.table + row.scales + ow * held_bytes
+                run = PoolRun(src, a.col_step, row.taps, a.row_step, to, 0, scales)
                 if indices:
-                    given = src, row.taps, a.row_step, cols, a.col_step, row.first * a.iw + column, 0, to
-                    max_with_index(e, a, IndexRun(*given, idx, 0, 1), 0, 0, 1)
+                    index = row.first * a.iw + column
+                    max_with_index(e, a, run._replace(count=1, cols=cols, index=index, idx=idx), 0, 0, 1)
                 else:
-                    scales = a.table + row.scales + ow * held_bytes
-                    reduce_element(e, PoolRun(src, a.col_step, row.taps, a.row_step, to, 0, scales), cols)
+                    reduce_element(e, run, cols)
 
     return kernel

@@ -254,7 +254,7 @@ def _windows(b: PoolBlocking) -> Launch:
         row = cols * args.s.col
         args = args._replace(s=args.s._replace(row=row), row_step=row, col_step=args.s.col)
         h, w = h._replace(taps=h.taps * 0 + pixels // cols), w._replace(taps=w.taps * 0 + cols)
-    kernel = pk.pool_windows(b.reduction, vectors, MOST_VECTORS // vectors)
+    kernel = pk.pool_windows(b.reduction, vectors, MOST_VECTORS // vectors, 0)
     return _launch(b, kernel, args, (tasks * parts, 1), 0, table_of(b, (h, w), columns=True))
 
 
@@ -337,13 +337,13 @@ def _why_not_indices(b: PoolBlocking) -> Reason | None:
 
 
 def _indices(b: PoolBlocking) -> Launch:
-    p, args = b.problem, b.plane_args._replace(idx=POOL.idx)
-    if b.view.inner >= b.lanes:
-        return _launch(b, pl.pool_wide_indices(b.reduction), args, b.tasks, pk.LINE, table_of(b, columns=True))
+    p, inner, args = b.problem, b.view.inner, b.plane_args._replace(idx=POOL.idx, part=b.view.inner, parts=1)
+    if inner >= b.lanes:
+        return _launch(b, pk.pool_windows(b.reduction, 1, 1, 1), args, b.tasks, 0, table_of(b, columns=True))
     line_bytes = _line_bytes(b)
     nbytes = p.kh * line_bytes
     args = args._replace(line_elements=nbytes // b.held.itemsize, line_bytes=line_bytes)
-    kernel = pl.pool_line_indices(b.reduction, b.view.inner, p.sw, p.dw)
+    kernel = pl.pool_line_indices(b.reduction, inner, p.sw, p.dw)
     return _launch(b, kernel, args, b.tasks, pk.LINE + nbytes, table_of(b))
 
 
