@@ -309,7 +309,9 @@ class DepthwiseBlocking(DepthwiseShape):
         rows = -(-problem.oh // (chunks * unit)) * unit
         tasks *= -(-problem.oh // rows)
         if self.gathered:
-            return span, gathered_rows(machine, problem, self.part, rows, unit)
+            # Rows whose window stays in the second-level cache.
+            most = rows_that_stay(machine, problem.iw * self.part, window_rows(problem, 1), problem.sh)
+            return span, min(rows, max(unit, most // unit * unit))
         # Threads that share a pixel's channels fetch each other's lines: only where there are too few rows.
         if tasks < min(wanted, 3 * threads):
             span = -(-span // min(span, -(-wanted // tasks)))
@@ -581,19 +583,3 @@ def entries_that_stay(
     if is_beyond(machine, nbytes) or crowded or held * pixels * each > 3 * half // 2:
         return 0
     return -(-entries // -(-entries // held))
-
-
-def gathered_rows(machine: Machine, problem: Conv2dProblem, pixel: int, rows: int, unit: int) -> int:
-    """Rows of a task, at most `rows`, whole multiples of `unit`, whose window stays in the second-level cache.
-
-    pixel: bytes that are gathered of a pixel.
-    """
-    most = rows_that_stay(machine, problem.iw * pixel, window_rows(problem, 1), problem.sh)
-    return min(rows, max(unit, most // unit * unit))
-
-
-def gathered_scratch(problem: Conv2dProblem, window: int, pixel: int, rows: int) -> tuple[int, DepthwiseScratch]:
-    """(the end of the scratch, its parts) of tasks of so many rows, whose window begins at `window`."""
-    row = problem.iw * pixel
-    parts = DepthwiseScratch(window=window, row_stride=row, gathered_col=pixel)
-    return window + window_rows(problem, rows) * row, parts

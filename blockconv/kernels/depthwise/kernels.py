@@ -6,7 +6,7 @@ from typing import NamedTuple
 from blockconv import jit
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, group, held, word
-from blockconv.jit.ir import emitted, load_bits, load_i64, prefetch, store_bits, store_i64
+from blockconv.jit.ir import emitted, fill_memory, load_bits, load_i64, prefetch, store_bits
 from blockconv.kernels.common.copies import copy_bytes, fill_bytes, gather_window
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
 from blockconv.kernels.common.operands import ConvOperands
@@ -91,14 +91,7 @@ class DepthwiseArguments(ConvOperands, ConvSizes):
     scratch = group(DepthwiseScratch, "a worker's scratch")
 
 
-TWICE = (1 << 32) + 1  # times four bytes: these twice
 ZEROS = 512  # bytes at the start of the scratch, at the most: what is read where the image ends
-
-
-def fill_zeros(scratch, nbytes, value):
-    """Fill as many as a load reads with a value of eight bytes."""
-    for k in range((nbytes + 7) // 8):
-        store_i64(scratch, k, value)
 
 
 class Task(NamedTuple):
@@ -169,7 +162,7 @@ def depthwise_channels(shape: DepthwiseTileSpec):
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseArguments(args))
-        fill_zeros(scratch, read_bytes, EpilogueArguments(a.activation).src_fill * TWICE if dot else 0)
+        fill_memory(scratch, read_bytes, EpilogueArguments(a.activation).src_fill if dot else 0)
         for task in range(first, last):
             n, entry_first, entry_last, oh_first, oh_last = task_of(a, task)
             image, to = a.src + n * a.source.n, a.dst + n * a.destination.n
@@ -206,7 +199,7 @@ def depthwise_pixels(shape: DepthwiseTileSpec):
     def kernel(args, first, last, scratch):
         a = held(DepthwiseArguments(args))
         s, d = a.source, a.destination
-        fill_zeros(scratch, read_bytes, EpilogueArguments(a.activation).src_fill * TWICE if dot else 0)
+        fill_memory(scratch, read_bytes, EpilogueArguments(a.activation).src_fill if dot else 0)
         reach = width * columns + (a.kw - 1) * a.dw * a.pixel
         for task in range(first, last):
             n, entry, _, oh_first, oh_last = task_of(a, task)
@@ -327,7 +320,7 @@ def depthwise_packed(shape: DepthwiseTileSpec):
         a = held(DepthwiseArguments(args))
         s, d, parts = a.source, a.destination, a.scratch
         fill = EpilogueArguments(a.activation).src_fill
-        fill_zeros(scratch, read_bytes, fill * TWICE)
+        fill_memory(scratch, read_bytes, fill)
         window, stored, tile_row = scratch + parts.window, scratch + parts.stored, width * itemsize
         fill_bytes(window, parts.window_bytes, fill)
         fill_bytes(scratch + parts.line, parts.line_bytes, fill)

@@ -44,7 +44,6 @@ from blockconv.kernels.common.unpacked import unpacked_order
 from blockconv.kernels.depthwise.blocking import (
     DepthwiseBlocking,
     blocking,
-    gathered_scratch,
     lines_bind,
     picked_unit,
     row_columns,
@@ -270,7 +269,9 @@ def _scratch(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, rows: 
     tile = at.loops * at.unrolled * at.lanes * types.acc.itemsize
     stored = ZEROS + tile
     if at.gathered:
-        return gathered_scratch(problem, -(-(stored + tile) // LINE) * LINE, at.part, rows)
+        window, row = -(-(stored + tile) // LINE) * LINE, problem.iw * at.part
+        parts = DepthwiseScratch(window=window, row_stride=row, gathered_col=at.part)
+        return window + window_rows(problem, rows) * row, parts
     if not at.is_packed:
         return stored, DepthwiseScratch()
     line, packed = stored + 2 * tile, at.packed(problem, rows)

@@ -22,7 +22,6 @@ destination's padding holds its zero point.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -64,23 +63,14 @@ LONG_ROW, SHORT_ROW = 32, 7  # vectors: rows that are worth a start of their own
 # ---------------------------------------------------------------- the tables of windows, their sums' scales, channels
 
 
-class LineOfScales(NamedTuple):
-    """A line of scales: each column's stands `repeat` times, and `more` elements go on from the line's beginning."""
-
-    repeat: int = 1
-    more: int = 0
-
-
-ONE_EACH = LineOfScales()
-
-
 def table_of(
-    b: PoolBlocking, of: tuple[Windows, Windows] | None = None, columns: bool = False, scales: LineOfScales = ONE_EACH
+    b: PoolBlocking, of: tuple[Windows, Windows] | None = None, columns: bool = False, repeat: int = 1, more: int = 0
 ) -> Block:
     """The table of a pool's windows, or `of` other rows and columns of windows.
 
     It has a `WindowRow` for each row, and a `Covered` for each column, if the kernel needs `columns`. Averages have a
-    line of scales for each counted height, and slack for a vector's load.
+    line of scales for each counted height, and slack for a vector's load. Each column's scale stands `repeat` times in
+    it, and `more` elements go on from the line's beginning.
     """
     h, w = of or (windows(b.problem, "h"), windows(b.problem, "w"))
     empty = np.empty(0, np.int64)
@@ -88,7 +78,7 @@ def table_of(
     held, lines = empty, np.zeros_like(h.first)
     if b.is_average:
         heights, which = np.unique(h.counted, return_inverse=True)
-        filled = _scales(b, heights, np.repeat(w.counted, scales.repeat), scales.more)
+        filled = _scales(b, heights, np.repeat(w.counted, repeat), more)
         lines = WindowRow.nbytes * len(lines) + 8 * (len(of_columns) + filled.shape[1] * which)
         held = np.append(filled, np.zeros(8, np.int64))
     return np.concatenate([np.stack([h.first, h.taps, lines], axis=1).ravel(), of_columns, held])
@@ -190,7 +180,7 @@ def _tiles(b: PoolBlocking) -> Launch:
     assert tile is not None
     args = b.plane_args._replace(part=part, parts=inner // part)
     scratch = pk.LINE + window_rows(b.problem, b.task_rows) * b.problem.iw * b.part * b.itemsize
-    table = table_of(b, scales=LineOfScales(repeat=inner) if is_shuffled else ONE_EACH)
+    table = table_of(b, repeat=inner if is_shuffled else 1)
     return _launch(b, pk.pool_tiles(b.reduction, tile), args, b.tasks, scratch, table)
 
 
@@ -283,7 +273,7 @@ def _lines(b: PoolBlocking) -> Launch:
     else:
         kh, kw = (p.kh, p.kw) if max(p.kh, p.kw) <= MOST_UNROLLED else (0, 0)
         kernel = pl.pool_lines(b.reduction, kh, kw, inner if p.sw > 1 else 1, p.sw, 0)
-    table = table_of(b, scales=LineOfScales(repeat=1 if wide else inner))
+    table = table_of(b, repeat=1 if wide else inner)
     return _launch(b, kernel, args, b.tasks, pk.LINE + 2 * line_bytes, table)
 
 
@@ -316,7 +306,7 @@ def _runs(b: PoolBlocking) -> Launch:
     checked = sum(1 << t for t, tap in enumerate(inside) if not tap.all())
     flags = np.stack([np.resize(tap, p.iw * inner + more) for tap in inside]).ravel()
     flags = np.resize(flags, -(-flags.size // 8) * 8).view(np.int64)
-    table = table_of(b, scales=LineOfScales(inner, more))
+    table = table_of(b, repeat=inner, more=more)
     args = b.plane_args._replace(flags=table.nbytes)
     kernel = pl.pool_runs(b.reduction, p.kh, p.kw, checked)
     buffer = (b.task_rows + (p.kh - 1) * p.dh) * b.row_bytes
