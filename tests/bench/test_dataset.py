@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import blockconv as bc
+from blockconv.core.problem import Conv2dProblem
 from blockconv.network.planning.planner import Assignment, Choice, Step, evaluate, optimal
 
 pytest.importorskip("matplotlib")  # of the extra `bench`
@@ -568,6 +570,26 @@ def test_prices_that_are_wrong_are_named() -> None:
     ranked = [findings.Priced("net", "n", "a", "abcd", "acdb", p, m) for p, m in ((1, 1), (2, 2), (3, 3))]
     assert findings.tau(ranked) == 1
     assert math.isnan(findings.tau(ranked[:2]))
+
+
+def test_depthwise_stores_across_layouts_have_a_price_near_their_time(request: pytest.FixtureRequest) -> None:
+    """By the profile of the machine that measured. Into planes the price was two to four times the time once."""
+    pytest.importorskip("pyarrow")
+    (one,) = [one for one in store.kept(SAMPLE) if one.network == "mobilenetv2"]
+    nodes, ratios = {node["name"]: node for node in one.graph["nodes"]}, []
+    threads = bc.get_num_threads()
+    request.addfinalizer(lambda: bc.set_num_threads(threads))
+    bc.set_num_threads(one.machine["threads"])
+    depthwise = [row for row in one.tables["candidates"] if row["kernel"] == "conv_depthwise" and row["dst"] == "abcd"]
+    for row in depthwise:
+        if row["srcs"] != ["abcd"] and row["measured_median_s"] >= findings.LEAST:
+            explained = bc.explain(
+                Conv2dProblem(**nodes[row["node"]]["problem"]), *row["srcs"], row["dst"], machine=one.machine["profile"]
+            )
+            (price,) = [its["seconds"] for its in explained.candidates if its["kernel"] == "conv_depthwise"]
+            ratios.append(price / row["measured_median_s"])
+    assert len(ratios) > 5
+    assert 0.5 < min(ratios) <= max(ratios) < 1.5
 
 
 def test_a_script_with_pandas_alone_prints_the_main_table() -> None:

@@ -313,8 +313,8 @@ def _cost(request: Request, at: DepthwiseBlocking) -> float:
     moved = m.move_seconds(request.src_bytes, request.dst_bytes)
     stored = 0.0
     if at.columns == 0:
-        # Storing a vector of channels to as many planes takes as long as storing them one by one.
-        each = m.store_seconds(dst, at.store_width if at.store_width > 1 else SCATTERED, at.lanes)
+        one_by_one = at.store_width == 1 and request.destination.col != types.dst.itemsize
+        each = m.store_seconds(dst, SCATTERED if one_by_one else at.store_width, at.lanes)
         stored = each * dst.size(p.dst_shape) / at.lanes + _refetched_seconds(request)
     if at.gathered:
         stored += gathering_seconds(m, gathered_bytes(p, request.src_bytes, at.share(m, p, request.threads)[1]))
