@@ -446,7 +446,8 @@ def fill_elements(builder, itemsize: int, dst, count, bits) -> None:
         v.store(value, dst + n * v.bytes)
     at, rest, lanes = dst + whole * v.bytes, count - whole * v.lanes, v.lanes
     if is_masked:
-        v.store(value, at, v.below(rest))
+        with builder.if_then(rest > 0):
+            v.store(value, at, v.below(rest))
     while lanes > 1 and not is_masked:  # a masked store of AVX2 takes some processors 20 cycles
         lanes //= 2
         with builder.if_then(builder.icmp_signed("!=", rest & lanes, const(0))):
