@@ -36,11 +36,11 @@ class MeanArgs(Operands):
 
 
 @jit.kernel
-def reduce_mean(element, lanes, vectors, period, how, folds):
+def reduce_mean(element, lanes, vectors, period, ragged, how, folds):
     """A task is a segment of neighbouring means, of one step of the kept loops after another. Scratch: their sums.
 
     vectors: of a row that are summed at once. period: elements of a row, where several rows make a vector; else 0.
-    how: a number of `HOW`.
+    ragged: some results are of channels that do not exist. how: a number of `HOW`.
     folds: a row holds lines, each of another summed axis. Rows are summed first, `WIDE` vectors at once, then each line
         of their sum, which `vectors` and `period` are for. Scratch: the sums of a line, then of the rows.
     """
@@ -92,6 +92,7 @@ def reduce_mean(element, lanes, vectors, period, how, folds):
                     means *= of_means
                 else:
                     quotients(scratch, float(a.count), a.dst + result * itemsize, count)
-                zero_missing(a.blocks, a.dst, result, means, itemsize)
+                if ragged:
+                    zero_missing(a.blocks, a.dst, result, means, itemsize)
 
     return kernel
