@@ -30,6 +30,9 @@ class WeightsBlocking:
     cb: input channels of a task, of each group.
     row_lines: that a row of taps has, or a single tap where `tap_cols` taps of a row are apart.
     images, rows, cols: of the output, in a chunk.
+    groups: sets of groups that are packed together.
+    icbs, ocbs: blocks of input channels, and of output channels, of such a set.
+    line, block_bytes: bytes of the sums of a line, and of a block of output channels.
     task_ocbs, oc_tasks: blocks of output channels of a task, at most, and how many tasks share them.
     splits: shares of the chunks.
     row_reach, col_reach, row_unit, col_unit, row_step, col_step: as in `WeightsArguments`.
@@ -45,6 +48,11 @@ class WeightsBlocking:
     images: int
     rows: int
     cols: int
+    groups: int
+    icbs: int
+    ocbs: int
+    line: int
+    block_bytes: int
     task_ocbs: int
     oc_tasks: int
     splits: int
@@ -64,9 +72,18 @@ class WeightsBlocking:
     pixels: int = 1
 
     @property
-    def groups(self) -> int:
+    def packed_groups(self) -> int:
         """Groups that are packed together."""
         return self.together * self.wide
+
+    @property
+    def tasks(self) -> int:
+        return self.splits * self.groups * self.icbs * self.oc_tasks
+
+    @property
+    def task_sums(self) -> int:
+        """Bytes of the sums of a task."""
+        return self.task_ocbs * (self.block_bytes + self.line)
 
     @property
     def width(self) -> int:
@@ -129,10 +146,8 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
     ocbs = -(-oc * together * wide // width)
     block = p.kh * tap_cols * -(-row_lines // lines) * lines * width * itemsize
     chunks = -(-p.n // images) * -(-p.oh // rows) * -(-p.ow // cols)
-    oc_tasks, others = (
-        -(-ocbs // max(1, min(ocbs, m.second_level_cache // 4 // block))),
-        -(-p.g // (together * wide)) * -(-ic // cb),
-    )
+    groups, icbs = -(-p.g // (together * wide)), -(-ic // cb)
+    oc_tasks, others = -(-ocbs // max(1, min(ocbs, m.second_level_cache // 4 // block))), groups * icbs
     if chunks == 1 and 2 * oc_tasks * others < TASKS:
         oc_tasks = _balanced(oc_tasks, range(oc_tasks, oc_tasks + 2), ocbs, others)
     task_ocbs, tasks = -(-ocbs // oc_tasks), oc_tasks * others
@@ -146,6 +161,11 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
         images=images,
         rows=rows,
         cols=cols,
+        groups=groups,
+        icbs=icbs,
+        ocbs=ocbs,
+        line=width * itemsize,
+        block_bytes=block,
         task_ocbs=task_ocbs,
         oc_tasks=oc_tasks,
         splits=_splits(request, chunks, tasks, task_ocbs * (block + width * itemsize)),

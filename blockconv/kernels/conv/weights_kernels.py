@@ -98,6 +98,8 @@ class WeightsArguments(ConvSizes):
     tiles = word("that cover those of a row, or a tap, of the window", "tiles")
     width = word("output channels of a block", "channels")
     itemsize = word("of a sum", "bytes")
+    line = word("of the sums of a line", "bytes")
+    block_bytes = word("of those of a block of output channels", "bytes")
     tile = word("what reduces tiles, by a `TileRecord`", "address of a kernel")
     tile_of_ones = word("what sums the gradient alone, likewise", "address of a kernel")
     panel_at = word("from the scratch to a packed panel of the gradient", "bytes")
@@ -262,7 +264,7 @@ def _pack_panel(a, pack, chunk, panel, channel, channels):
 
 def _reduce(a, run, window, sums):
     """Add the products of a chunk to the sums of a block of output channels."""
-    each = a.tap_rows * a.tiles * a.lines * a.width * a.itemsize
+    each = a.tap_rows * a.tiles * a.lines * a.line
     tile, h = a.tile, 0
     while h < a.kh:
         for w in range(a.tap_cols):
@@ -288,8 +290,8 @@ def weights_tiles(acc, dst, lanes):
         pack = PackRecord(run.address + TileRecord.nbytes)
         ones = pack.address + PackRecord.nbytes
         panel = scratch + a.panel_at
-        block_bytes = a.kh * a.tap_cols * a.tiles * a.lines * a.width * a.itemsize
-        fill_memory(scratch + a.zeros_at, a.width * a.itemsize, 0)
+        block_bytes = a.block_bytes
+        fill_memory(scratch + a.zeros_at, a.line, 0)
         store_bits(ones, a.one, itemsize)
         copy_memory(run.address, a.record.address, TileRecord.nbytes)
         run.bia = scratch + a.zeros_at
@@ -319,17 +321,17 @@ def weights_tiles(acc, dst, lanes):
                     c = group * a.oc + (0 if a.is_wide else ocb * a.width)
                     if ocb == first_ocb or a.is_wide == 0:
                         _pack_panel(a, pack, chunk, panel, c, min(group * a.oc + a.oc, a.all_oc) - c)
-                    run.wei = panel + a.is_wide * ocb * a.width * a.itemsize
+                    run.wei = panel + a.is_wide * ocb * a.line
                     _reduce(a, run, scratch + ocb * a.window_next, sums + (ocb - first_ocb) * block_bytes)
                     if has_bias:
-                        run.sums = sums + a.bias_at + (ocb - first_ocb) * (a.width * a.itemsize)
+                        run.sums = sums + a.bias_at + (ocb - first_ocb) * a.line
                         run.tiles, run.src, run.offsets = 1, ones, a.offsets + 8 * a.offset_count
                         call_kernel(a.tile_of_ones, run.address, 0, 0, 0)
                         run.tiles, run.offsets = a.tiles, offsets
             if a.splits == 1:
                 for ocb in range(first_ocb, end_ocb):
                     k = ocb - first_ocb
-                    bias = sums + a.bias_at + k * (a.width * a.itemsize) if has_bias else 0
+                    bias = sums + a.bias_at + k * a.line if has_bias else 0
                     finish(a, _Block(group, icb, ocb), sums + k * block_bytes, bias, 1)
 
     return kernel
@@ -421,12 +423,10 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
 def add_splits(acc, dst, lanes):
     """Add the sums of all splits, in their order, and move them to the gradient. A task is a block of output channels
     of a task of `weights_tiles`; see `_finisher`."""
-    itemsize, finish = ElementType.of(acc).itemsize, _finisher(acc, dst, lanes)
+    finish = _finisher(acc, dst, lanes)
 
     def kernel(args, first, last, scratch):
         a = WeightsArguments(args)
-        line = a.width * itemsize
-        block_bytes = a.kh * a.tap_cols * a.tiles * a.lines * line
         for number in range(first, last):
             k, task = number % a.task_ocbs, number // a.task_ocbs
             oc_task, rest = task % a.oc_tasks, task // a.oc_tasks
@@ -434,8 +434,8 @@ def add_splits(acc, dst, lanes):
             ocb = a.ocbs * oc_task // a.oc_tasks + k
             if ocb < _end_ocb(a, group, oc_task):
                 sums = a.workspace + task * a.task_sums
-                bias = sums + a.bias_at + k * line if a.dst_bias != 0 and icb == 0 else 0
-                finish(a, _Block(group, icb, ocb), sums + k * block_bytes, bias, a.splits)
+                bias = sums + a.bias_at + k * a.line if a.dst_bias != 0 and icb == 0 else 0
+                finish(a, _Block(group, icb, ocb), sums + k * a.block_bytes, bias, a.splits)
 
     return kernel
 

@@ -57,24 +57,11 @@ def _make(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Prim
         cost=lambda: _cost(request, at) / request.threads + request.machine.launch_seconds(),
         make=lambda: _launches(request, at, weights, bias),
         blocking=at,
-        workspace=(_task_sums(request, at) * _tasks(request, at),) if at.splits > 1 else (),
+        workspace=(at.task_sums * at.tasks,) if at.splits > 1 else (),
     )
 
 
 Words = dict[str, Any]
-
-
-def _tasks(request: Request, at: WeightsBlocking) -> int:
-    p = request.problem
-    return at.splits * -(-p.g // at.groups) * -(-(p.ic // p.g) // at.cb) * at.oc_tasks
-
-
-def _block_bytes(request: Request, at: WeightsBlocking) -> int:
-    return request.problem.kh * at.tap_cols * at.tiles * at.lines * at.width * request.types.acc.itemsize
-
-
-def _task_sums(request: Request, at: WeightsBlocking) -> int:
-    return at.task_ocbs * (_block_bytes(request, at) + at.width * request.types.acc.itemsize)
 
 
 def _cost(request: Request, at: WeightsBlocking) -> float:
@@ -83,7 +70,7 @@ def _cost(request: Request, at: WeightsBlocking) -> float:
     rates = m.profile.by(name_of(at.dot))
     step = rates.step(at.lines, at.vectors, is_far=are_far(m, CHUNK_STEPS, at.vectors))
     steps = p.n * p.oh * -(-p.ow // at.dot.channels)
-    groups, icbs, ocbs = -(-p.g // at.groups), -(-(p.ic // p.g) // at.cb), -(-(p.oc // p.g * at.groups) // at.width)
+    groups, icbs, ocbs = at.groups, at.icbs, at.ocbs
     pixels = p.n * p.oh * p.ow
     chunks = math.prod(at.chunks(p))
     reduced = steps * step + 2 * chunks * rates.end(at.lines * at.vectors)
@@ -140,14 +127,14 @@ def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool
         **memory,
         tile=(_columns_tile(request, at) if at.taps else _tile(request, at, at.lines)).address,
         tile_of_ones=(_columns_tile(request, at, True) if at.taps else _tile(request, at, 1)).address if bias else 0,
-        dst_group=at.groups * (p.oc // p.g) * axes[0],
+        dst_group=at.packed_groups * (p.oc // p.g) * axes[0],
         dst_o=axes[0],
         dst_i=axes[1],
         runs=len(runs),
         run_weights=len(rows) // len(runs),
         runs_at=16 * len(whole),
     )
-    scratch, tasks = memory["record_at"] + kernels.RECORDS, _tasks(request, at)
+    scratch, tasks = memory["record_at"] + kernels.RECORDS, at.tasks
     table = np.array([*whole, *[0] * len(whole), *runs, *rows, *cut, *[0] * len(whole)], np.int64)
     how = types.acc.code, types.dst.code, at.lanes
     launches = [Launch(kernels.weights_tiles(*how), args, tasks, 1, scratch, table)]
@@ -181,7 +168,7 @@ def _runs(request: Request, at: WeightsBlocking, axes: dict[int, int]) -> tuple[
 
     axes: the gradient's strides by dimension.
     """
-    p, line = request.problem, at.width * request.types.acc.itemsize
+    p, line = request.problem, at.line
     # Lines of a tile, and of a row or a tap, at one of its taps. The last tile may begin before the one before it ends.
     each = at.lines // max(1, at.taps)
     count = at.row_lines // max(1, at.taps)
@@ -205,17 +192,14 @@ def _runs(request: Request, at: WeightsBlocking, axes: dict[int, int]) -> tuple[
 def _sizes(request: Request, at: WeightsBlocking) -> Words:
     """The number and sizes of the parts that the problem is cut into."""
     p = request.problem
-    ic, oc = p.ic // p.g, at.groups * (p.oc // p.g)
+    ic, oc = p.ic // p.g, at.packed_groups * (p.oc // p.g)
     _, row_chunks, col_chunks = at.chunks(p)
     return {
         "ic": ic,
-        "group_ic": at.groups * ic,
+        "group_ic": at.packed_groups * ic,
         "all_ic": p.ic,
         "oc": oc,
         "all_oc": p.oc,
-        "groups": -(-p.g // at.groups),
-        "icbs": -(-ic // at.cb),
-        "ocbs": -(-oc // at.width),
         "chunks": math.prod(at.chunks(p)),
         "row_chunks": row_chunks,
         "col_chunks": col_chunks,
@@ -241,21 +225,20 @@ def _window_words(request: Request, at: WeightsBlocking) -> Words:
 
 def _memory_words(request: Request, at: WeightsBlocking) -> Words:
     """Offsets in the scratch, which begins with the windows of a chunk's images."""
-    size, sums = request.types.acc.itemsize, _task_sums(request, at)
+    size = request.types.acc.itemsize
     rows, cols = at.window
     # Channels that are spread are read as whole vectors, past the end of a window.
     panel_at = _aligned(at.images * rows * cols * at.packed_ic * size)
     zeros_at = panel_at + _aligned(at.steps * at.wide * at.width * size)
-    row_at = zeros_at + _aligned(at.width * size)
+    row_at = zeros_at + _aligned(at.line)
     sums_at = row_at + _aligned(_packed_row(at) * request.types.src.itemsize)
     return {
         "panel_at": panel_at,
         "zeros_at": zeros_at,
         "row_at": row_at,
         "sums_at": sums_at,
-        "record_at": sums_at + (_aligned(sums) if at.splits == 1 else 0),
-        "task_sums": sums,
-        "bias_at": at.task_ocbs * _block_bytes(request, at),
+        "record_at": sums_at + (_aligned(at.task_sums) if at.splits == 1 else 0),
+        "bias_at": at.task_ocbs * at.block_bytes,
     }
 
 
