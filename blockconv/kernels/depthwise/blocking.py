@@ -27,6 +27,7 @@ WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
 MOST_TAPS = 11  # that are unrolled
 MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
 OUTPUTS = 10, 7, 5, 4, 3, 2, 1  # of the unrolled axis, beside the most: few kernels serve all sizes
+SHARED = 7, 4, 1  # those of sizes that a plan was not made for: half as many kernels, 1.02 times the time of a network
 LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
 MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of vectors of bytes, each of several
 # For a tile of floats: registers beside accumulators and weights; multiply-adds, which are all unrolled; accumulators
@@ -74,7 +75,8 @@ def tile_axis(request: Request, x: str, most: int) -> AxisTiling:
     axis = window_axis(request.problem, x)
     fitting = [size for size in {most, *OUTPUTS} if size <= min(most, axis.out)]
     known = [size for size in fitting if size == axis.out or min(size, axis.out - size) * axis.stride >= axis.begin]
-    outputs = min(known or fitting, key=lambda size: (-(-axis.out // size) * (size + 1.0), -size))
+    shared = [size for size in known if size in SHARED and request.anchor is not None]
+    outputs = min(shared or known or fitting, key=lambda size: (-(-axis.out // size) * (size + 1.0), -size))
     if not known or axis.kernel > MOST_TAPS:
         return AxisTiling(outputs, 0, 0, 0, 0, 0)
     end = max(axis.end, axis.kernel // 2 * axis.dilation)  # is checked at run time; the usual padding at the least

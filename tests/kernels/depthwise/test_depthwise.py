@@ -356,3 +356,16 @@ def test_no_kernel_takes_the_gil_and_vectors_are_whole():
 
 if __name__ == "__main__":
     run_guarded(int(sys.argv[1]))
+
+
+@pytest.mark.parametrize("on_machine", MACHINES, indirect=True)
+def test_sizes_that_a_plan_was_not_made_for_share_few_tiles(on_machine):
+    anchor = Conv2dProblem.from_descriptor("g64mb1ic64ih56oc64kh3ph1")
+    for layout in ("NHWC", "NCHW"):
+        tiles = set()
+        for size in range(7, 70):
+            problem = Conv2dProblem.from_descriptor(f"g64mb1ic64ih{size}oc64kh3ph1")
+            at = blocking(Request(problem, Layout(layout), Layout(layout), Types.all("float32"), anchor=anchor))
+            assert isinstance(at, DepthwiseBlocking)
+            tiles.add(at.unrolled)
+        assert tiles <= {7, 4}, layout
