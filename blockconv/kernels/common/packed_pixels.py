@@ -292,7 +292,13 @@ def _transposer(how: PixelPacking, is_dense: bool = False, spills: bool = False)
         def planes(whole: bool) -> list[Any]:
             if whole and is_dense:
                 return [v.load(src + k * most * v.itemsize, lanes=most) for k in range(rows * columns // most)]
-            found = [loaded(src + k * plane, None if whole else limited(k, channels, pixels)) for k in range(rows)]
+            found = []
+            for k in range(rows):
+                at = src + k * plane
+                if whole:
+                    found.append(loaded(at, None))
+                else:  # no address behind the array: to read nothing there takes some processors hundreds of cycles
+                    found.append(loaded(b.select(k < channels, at, src), limited(k, channels, pixels)))
             return [join(b, found[k : k + most // columns]) for k in range(0, rows, most // columns)]
 
         def store(p: int, value, whole: bool) -> None:
