@@ -31,6 +31,7 @@ __all__ = [
     "flush_caches",
     "keep_freed_memory",
     "locked",
+    "memory",
     "memory_added",
     "pin",
     "processors",
@@ -255,13 +256,13 @@ def memory_added(found: dict[str, Any], name: str) -> Iterator[None]:
         ctypes.CDLL(None).malloc_trim(0)  # what the C library has kept of freed memory would hide as much
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = _memory()
+    before = memory()
     yield
     if before:
-        found[name] = _memory()["VmHWM"] - before["VmRSS"]
+        found[name] = memory()["VmHWM"] - before["VmRSS"]
 
 
-def _memory() -> dict[str, int]:
+def memory() -> dict[str, int]:
     """The bytes that the process has in memory, VmRSS, and the most that it had, VmHWM."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()

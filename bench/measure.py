@@ -13,7 +13,7 @@ from .results import FAILED, OK, WRONG, Case, Entry
 from .timing import MIN_ROUNDS, Comparison, compare, time_once
 from .workers import PeerError
 
-__all__ = ["measure", "noise", "relative_error"]
+__all__ = ["measure", "noise", "relative_error", "speedups"]
 
 
 def noise(shape: Sequence[int], dtype: str, seed: int = 0) -> np.ndarray:
@@ -64,7 +64,7 @@ def measure(variants: Sequence[Variant], expected: np.ndarray, tolerance: float,
         else:
             entry |= {"verdict": WRONG, "error": error}
     _time_reorders(entries, right, timing)
-    return {"entries": entries, "speedups": _speedups(entries, comparison), "others": comparison.others}
+    return {"entries": entries, "speedups": speedups(entries, comparison), "others": comparison.others}
 
 
 def _time_reorders(entries: Iterable[Entry], right: dict[str, Variant], timing: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ def _why(failure: Exception) -> str:
     return str(failure if isinstance(failure, PeerError) else f"{type(failure).__name__}: {failure}")[:500]
 
 
-def _speedups(entries: Iterable[Entry], comparison: Comparison) -> dict[str, Any]:
+def speedups(entries: Iterable[Entry], comparison: Comparison) -> dict[str, Any]:
     """How many times as fast as the best peer each of our entries is, with the interval; {} without one."""
     entries = [entry for entry in entries if entry["verdict"] == OK]
     peers = [entry["name"] for entry in entries if entry["role"] == "peer"]

@@ -21,7 +21,7 @@ from typing import Any
 from blockconv.core import text
 from blockconv.machine.identity import slug
 
-from . import cpu, lab, tables
+from . import cpu, lab, tables, train
 from .grid import markdown
 from .report import STANDINGS, best_speedup, short_title, standing
 from .results import Case, Entry, compact, load, seconds
@@ -186,8 +186,8 @@ def _worst(files: Mapping[str, Sequence[Path]]) -> str:
         worst.setdefault(loss[2], loss)
     told = "; ".join(f"{ratio:.2f} for `{title}` on {cpu}" for ratio, title, cpu in worst.values())
     return (
-        f"blockconv loses {len(lost)} of {len(compared)} comparisons of layers, pools, reorders and networks with the "
-        f"fastest peer. Its least share of the peer's speed is {told or 'none'}."
+        f"blockconv loses {len(lost)} of {len(compared)} comparisons of layers, pools, reorders, networks and steps of "
+        f"training with the fastest peer. Its least share of the peer's speed is {told or 'none'}."
     )
 
 
@@ -256,6 +256,7 @@ def _of_cpu(name: str, paths: Sequence[Path]) -> Iterator[str]:
             if (nets := _nets(found))
             for table in (_networks, _memory)
         ],
+        "Steps of training": [_training(path) for path in paths],
         "All comparisons": ["\n".join(_means(suites)), "\n".join(_losses(cases))],
         "The plan beside the best fixed layout": [planning({name: paths})],
         "3x3 layers by algorithm": [algorithms({name: paths})],
@@ -265,7 +266,7 @@ def _of_cpu(name: str, paths: Sequence[Path]) -> Iterator[str]:
     shown = {head: [table for table in found if table] for head, found in tables_of.items()}
     if not any(shown.values()):
         return
-    record = _record(paths[-1])
+    record = _record(max(paths, key=lambda path: (not _name(path).startswith("train"), path)))
     versions = ", ".join(f"{peer} {record['versions'][peer]}" for peer in tables.PEERS if peer in record["versions"])
     isa = _processor(name)[1]
     yield f"## {ISAS.get(isa, isa)}"
@@ -279,6 +280,14 @@ def _of_cpu(name: str, paths: Sequence[Path]) -> Iterator[str]:
 
 def _nets(cases: Sequence[Case]) -> list[Case]:
     return [case for case in cases if case["suite"] == "nets"]
+
+
+def _training(path: Path) -> str:
+    """The table of a file's steps of training, with the version of PyTorch; "" without any."""
+    cases = [case for case in load(path)[1].values() if case["suite"] == "train"]
+    if not cases:
+        return ""
+    return "\n".join([f"PyTorch {_record(path)['versions']['torch']}:", "", *train.markdown(cases)])
 
 
 def _record(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import costs, cpu, lab
+from . import costs, cpu, lab, train
 from .grid import markdown as markdown_table
 from .report import DISTURBED, bandwidth, share_of_copy, short_title, summary
 from .results import Case, Entry, load, seconds
@@ -164,6 +164,7 @@ TABLES = {
     "nets": _nets,
     "lab": _lab,
     "mixed": _mixed,
+    "train": train.markdown,
 }
 
 

@@ -31,7 +31,7 @@ from . import machine, peers
 from .peers import OURS, Variant
 from .timing import Local
 
-__all__ = ["Crew", "PeerError", "hang_up", "pinned", "set_apart"]
+__all__ = ["Crew", "PeerError", "hang_up", "own_threads", "pin_threads", "pinned", "set_apart"]
 
 
 class PeerError(RuntimeError):
@@ -256,8 +256,7 @@ class _Desk:
 
     def build(self, op: str, *arguments: Any) -> list[tuple[int, Variant]]:
         """(handle, variant with marks instead of functions) of each variant."""
-        for thread in _threads():
-            _pin_thread(thread, self.processors)  # new threads inherit it from their starter
+        pin_threads(self.processors)
         made = self.peer.variants(op, *arguments)
         first = len(self.variants)
         self.variants += made
@@ -275,7 +274,7 @@ class _Desk:
         if prime and handle not in self.apart:  # it has been called by now, and has its threads
             set_apart(self.processors)
             self.apart.add(handle)
-        with machine.realtime(_threads()) if self.realtime else contextlib.nullcontext():
+        with machine.realtime(own_threads()) if self.realtime else contextlib.nullcontext():
             return local.timed(calls, prime, cold)
 
     def fetch(self, handle: int) -> np.ndarray:
@@ -293,9 +292,15 @@ class _Desk:
         gc.collect()
 
 
-def _threads() -> list[int]:
+def own_threads() -> list[int]:
     """The threads of this process; none where the system does not say."""
     return [int(path.name) for path in Path("/proc/self/task").glob("*")]
+
+
+def pin_threads(processors: Sequence[int]) -> None:
+    """Keep all threads of this process to these processors; new threads inherit it from their starter."""
+    for thread in own_threads():
+        _pin_thread(thread, processors)
 
 
 def set_apart(processors: Sequence[int]) -> None:
@@ -306,7 +311,7 @@ def set_apart(processors: Sequence[int]) -> None:
     library here the thread that calls works too.
     """
     if len(processors) > 1:
-        for thread in _threads():
+        for thread in own_threads():
             _pin_thread(thread, processors[:1] if thread == threading.get_native_id() else processors[1:])
 
 
