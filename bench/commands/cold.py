@@ -82,6 +82,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     table = Table("network", "import, s", "empty cache:\ns", "kernels", "on disk:\ns", "kernels", "pack:\ns", "kernels",
                   "other sizes:\nkernels", "first call, ms:\nmedian", "90 %")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
+        # An installed package has its bytecode, so processes keep theirs; `blockconv pack` runs first, and makes most.
+        os.environ.update(PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=f"{folder}/bytecode")
         for name in options.networks:
             table.add_row(name, *_network(name, Path(folder) / name, options))
         if options.calls:
