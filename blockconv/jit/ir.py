@@ -5,6 +5,7 @@ allocate, raise or need the GIL. Parameters of type int are known while a kernel
 """
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -197,9 +198,14 @@ def vector(itemsize: int, lanes: int):
     return ir.VectorType(ir.IntType(8 * itemsize), lanes)
 
 
-def shuffle(builder, a, b, lanes: list[int]):
-    mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
-    return builder.shuffle_vector(a, b, mask)
+@functools.cache
+def constants(bits: int, values: tuple[int, ...]):
+    """A vector of known integers of so many bits: one object, as llvmlite takes long to write each as text."""
+    return ir.Constant(ir.VectorType(ir.IntType(bits), len(values)), values)
+
+
+def shuffle(builder, a, b, lanes: Sequence[int]):
+    return builder.shuffle_vector(a, b, constants(32, tuple(lanes)))
 
 
 def picked(builder, kind, elements: Sequence[int], part: Callable[[int], Any]):
@@ -301,7 +307,7 @@ def store_repeated(builder, dst, value, nbytes: int) -> None:
 @emitted
 def move_part(builder, dst, src, lanes: int, itemsize: int, count) -> None:
     """Copy `count` of so many elements of 4 or 8 bytes, and zeros in place of the others, which are not read."""
-    kind, iota = vector(itemsize, lanes), ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
+    kind, iota = vector(itemsize, lanes), constants(32, tuple(range(lanes)))
     exists = builder.icmp_signed("<", iota, splat(builder, builder.trunc(count, I32), lanes))
     given = [pointer(builder, src, kind), ir.Constant(I32, itemsize), exists, ir.Constant(kind, None)]
     value = call_llvm(builder, f"llvm.masked.load.v{lanes}i{8 * itemsize}.p0", kind, given)

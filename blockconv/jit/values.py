@@ -120,9 +120,8 @@ def _like(value, kind):
     """A number as it is, or a known one as a constant of LLVM's type `kind`: of vectors in every lane."""
     if isinstance(value, ir.Value):
         return value
-    lanes = kind.count if isinstance(kind, ir.VectorType) else 0
     value = (int if isinstance(getattr(kind, "element", kind), ir.IntType) else float)(value)
-    return ir.Constant(kind, [value] * lanes if lanes else value)
+    return ir.Constant(kind, value)
 
 
 def _alike(builder, a, b) -> tuple[Any, Any]:

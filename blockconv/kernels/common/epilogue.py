@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core.activation import ActivationKind
-from blockconv.jit.ir import const, counted, join, shuffle, transpose
+from blockconv.jit.ir import const, constants, counted, join, shuffle, transpose
 from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.halves import rounded, widened
@@ -292,9 +292,8 @@ class TileEpilogue:
 
     def plane_mask(self, pixels: int, in_bounds: Any | None):
         """The mask of a plane's pixels that exist."""
-        bools = ir.VectorType(ir.IntType(1), self.tile.lanes)
-        exist = ir.Constant(bools, [int(p < pixels) for p in range(self.tile.lanes)])
-        return exist if in_bounds is None else self.b.select(in_bounds, exist, ir.Constant(bools, None))
+        exist = constants(1, tuple(int(p < pixels) for p in range(self.tile.lanes)))
+        return exist if in_bounds is None else self.b.select(in_bounds, exist, exist.type(None))
 
     def finish_planes(self, pixels: list[Any], base, limit: Any | None) -> list[Any]:
         """Transpose pixels into planes and store them; add a residual and clip before, unless that is done."""

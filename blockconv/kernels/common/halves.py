@@ -43,7 +43,7 @@ def rounded(v: Vectors, half: ElementType, x, flushes: bool = False):
 
 def _each(v: Vectors, value: int) -> ir.Constant:
     """An integer in every lane."""
-    return ir.Constant(ir.VectorType(I32, v.lanes), [value] * v.lanes)
+    return ir.Constant(ir.VectorType(I32, v.lanes), value)
 
 
 def _rounded_to_brain(v: Vectors, bits):

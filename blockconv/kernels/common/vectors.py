@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from blockconv.core import target
 from blockconv.core.types import SIGNED, ElementType, Types
-from blockconv.jit.ir import I32, call_llvm, const, counted, emitted, join, pointer, shuffle, splat
+from blockconv.jit.ir import I32, call_llvm, const, constants, counted, emitted, join, pointer, shuffle, splat
 from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 
@@ -29,13 +29,13 @@ def llvm_type(element: ElementType):
 
 def lanes_below(builder, lanes: int, limit, period: int = 0):
     """A mask: lane, or lane modulo `period`, < limit (i64)."""
-    iota = ir.Constant(ir.VectorType(I32, lanes), [k % (period or lanes) for k in range(lanes)])
+    iota = constants(32, tuple(k % (period or lanes) for k in range(lanes)))
     return iota < splat(builder, builder.trunc(limit, I32), lanes)
 
 
 def lanes_inside(builder, lanes: int, first, size, ahead: int = 0):
     """A mask: 0 <= first + ahead + lane < size (i64s)."""
-    numbers = ir.Constant(ir.VectorType(I32, lanes), [ahead + lane for lane in range(lanes)])
+    numbers = constants(32, tuple(range(ahead, ahead + lanes)))
     first, size = (splat(builder, builder.trunc(value, I32), lanes) for value in (first, size))
     return builder.icmp_unsigned("<", numbers + first, size)
 
@@ -280,7 +280,7 @@ class Vectors:
 
     def c(self, value: float):
         """A constant in every lane."""
-        return ir.Constant(self.kind, [int(value) if isinstance(self.element, ir.IntType) else value] * self.lanes)
+        return ir.Constant(self.kind, int(value) if isinstance(self.element, ir.IntType) else value)
 
     @property
     def zero(self):
@@ -399,8 +399,8 @@ class Vectors:
         rest = rest + n * 2.12194440e-4
         value = self.polynomial(rest, [*EXPM1_BY_X, 1.0])
         ints = ir.VectorType(I32, self.lanes)
-        biased = b.fptosi(n, ints) + ir.Constant(ints, [127] * self.lanes)
-        power = b.bitcast(biased << ir.Constant(ints, [23] * self.lanes), self.kind)
+        biased = b.fptosi(n, ints) + 127
+        power = b.bitcast(biased << ir.Constant(ints, 23), self.kind)
         return b.select(is_nan, x, value * power)
 
     def expm1(self, x):
