@@ -161,12 +161,34 @@ def widened(weight: Array, form: WeightForm) -> Array:
 def pack_weights(
     problem: Conv2dProblem, weight: Array, form: WeightForm, empty: Empty = aligned_empty
 ) -> npt.NDArray[np.uint8]:
-    """The bytes of `weight`, (O, I/G, KH, KW), as a kernel reads them. empty: gives their memory."""
-    weight, source = weights_as_read(widened(weight, form))
-    how = packing(problem, source, form, weight.itemsize)
-    packed, between = empty(how.nbytes), aligned_empty(how.between)
-    how.program.run((address_of(weight), address_of(packed), address_of(between)))
+    """The bytes of `weight`, (O, I/G, KH, KW), as a kernel reads them. empty: gives their memory.
+
+    NumPy brings them into a form's layout as fast as a reorder, whose kernels would have to be compiled.
+    """
+    weight, transform = widened(weight, form), form.transform
+    packed = empty(form.read_bytes(problem, weight.itemsize))
+    if form.pieces or (transform is not None and weights_layout(weight) == form.layout):
+        weight, source = weights_as_read(weight)
+        how = packing(problem, source, form, weight.itemsize)
+        how.program.run((address_of(weight), address_of(packed), address_of(aligned_empty(how.between))))
+        return packed
+    to = packed if transform is None else aligned_empty(form.packed_bytes(problem, weight.itemsize))
+    stored = _in_order_of(form.layout, weight.reshape(problem.grouped_wei_shape))
+    np.copyto(to.view(weight.dtype).reshape(stored.shape), stored)
+    if transform is not None:
+        Program((transform.launch(problem),)).run((address_of(to), address_of(packed)))
     return packed
+
+
+def _in_order_of(layout: Layout, array: Array) -> Array:
+    """A view of an array that has the shape of a layout's storage; of a copy if the storage has padding."""
+    axes, padded = layout.axes(array.shape), layout.padded_shape(array.shape)
+    if padded != array.shape:
+        whole = np.zeros(padded, array.dtype)
+        whole[tuple(map(slice, array.shape))] = array
+        array = whole
+    order = sorted(range(len(axes)), key=lambda k: (axes[k].dim, -axes[k].step))
+    return np.asarray(array.reshape([axes[k].size for k in order]).transpose(np.argsort(order)))
 
 
 # Fresh pages cost more than packing into them. A thread keeps at most so many bytes.

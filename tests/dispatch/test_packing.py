@@ -1,4 +1,4 @@
-"""Packed weights of a gradient, whose convolutions have some of the taps each, against the definition."""
+"""Packed weights, and those of a gradient, whose convolutions have some of the taps each, against the definition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dBackwardDataProblem
+from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import pack_weights
@@ -66,3 +66,16 @@ def test_taps_are_packed_where_their_convolution_has_them(case: Any) -> None:
                     wanted = packed(chosen.swapaxes(1, 2), Layout(tag))
                 np.testing.assert_array_equal(found[at : at + wanted.size], wanted, f"{tag} {of.taps}")
                 at += -(-wanted.nbytes // ALIGNED) * ALIGNED // wanted.itemsize
+
+
+@pytest.mark.parametrize("tag", FORMS)
+def test_a_form_has_each_weight_in_its_place_and_zeros_in_its_padding(tag: str) -> None:
+    for k, (g, oc, ic, (kh, kw), *_) in enumerate(WEIGHTS):
+        p = Conv2dProblem(1, g * ic, 12, 13, g * oc, kh, kw, g=g)
+        dtype = (np.int32, np.int64, np.int16, np.int8)[k % 4]
+        weight = np.arange(1, 1 + np.prod(p.wei_shape)).astype(dtype).reshape(p.wei_shape)
+        wanted = packed(weight.reshape(p.grouped_wei_shape), Layout(tag))
+        every_second = np.repeat(weight, 2, axis=2)[:, :, ::2]
+        last = np.ascontiguousarray(weight.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+        for given in (weight, last, every_second):
+            np.testing.assert_array_equal(pack_weights(p, given, WeightForm(Layout(tag), 0)).view(dtype), wanted)
