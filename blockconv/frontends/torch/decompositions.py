@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._decomp.decompositions import log_sigmoid_forward, upsample_compute_output_size
+from torch._decomp.decompositions import log_sigmoid_forward, max_unpool2d, upsample_compute_output_size
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_arg
@@ -15,43 +15,40 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from blockconv.frontends.torch.reader import OPS
 
+aten = torch.ops.aten
 # Ops that are translated as they are, though PyTorch would decompose them.
 _KEPT = frozenset(
     {
-        *("hardsigmoid", "hardswish", "mish", "silu", "celu", "softplus", "_prelu_kernel"),
-        *("upsample_bilinear2d", "upsample_nearest2d", "_upsample_nearest_exact2d"),
-        *("channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "upsample_linear1d", "lstm", "gru"),
+        *("hardsigmoid", "hardswish", "mish", "silu", "celu", "softplus", "_prelu_kernel", "pixel_shuffle", "lstm"),
+        *("upsample_bilinear2d", "upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_linear1d", "gru"),
         *(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)),
         # One op is faster than its parts, here or in PyTorch.
         *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "baddbmm"),
-        *("_log_softmax", "logsumexp", "_fused_rms_norm"),
-        *("im2col", "col2im", "upsample_trilinear3d", "grid_sampler_2d"),
-        *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "roll"),
+        *("_log_softmax", "logsumexp", "_fused_rms_norm", "pixel_unshuffle", "im2col", "col2im", "grid_sampler_2d"),
+        *("upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
         "addr",  # whose parts give other strides than its kernel
     }
 )
 
 
 # Ops whose results PyTorch traces as contiguous. Their kernels give an image's memory format, or the strides of a sum.
-_OF_IMAGES = {"roll", "channel_shuffle", "reflection_pad3d", "replication_pad3d", "max_unpool2d"}
+_OF_IMAGES = {"roll", "channel_shuffle", "reflection_pad3d", "replication_pad3d"}
 _OF_SUMS = {"div", "copysign", "xlogy", "logical_and", "logical_or", "logical_xor", "heaviside", "logaddexp"}
 
 
 def decompositions() -> dict[Any, Any]:
     """PyTorch's decompositions to core ATen, without those of ops that are translated as they are."""
-    gradients = {name for name in OPS if name.endswith("_backward")}
-    every, whole = torch.export.default_decompositions(), _KEPT | _OF_SUMS | gradients
-    table = {op: trace for op, trace in dict(every).items() if getattr(op, "_opname", "") not in whole}
-    table[torch.ops.aten.ldexp.Tensor] = lambda x, exponent: x * 2.0**exponent
-    table[torch.ops.aten.log_sigmoid_forward.default] = _log_sigmoid
-    table[torch.ops.aten._native_multi_head_attention.default] = _multi_head_attention
-    table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
-    return table
-
-
-def _log_sigmoid(x: Any) -> Any:
-    """PyTorch's kernel gives it contiguous."""
-    return tuple(each.contiguous() for each in log_sigmoid_forward(x))
+    every = dict(torch.export.default_decompositions())
+    whole = _KEPT | _OF_IMAGES | _OF_SUMS | {name for name in OPS if name.endswith("_backward")}
+    return {op: trace for op, trace in every.items() if getattr(op, "_opname", "") not in whole} | {
+        aten.ldexp.Tensor: lambda x, exponent: x * 2.0**exponent,
+        aten.native_dropout_backward.default: lambda gradient, mask, scale: gradient * mask * scale,
+        # PyTorch's kernels give contiguous arrays here, and an image's memory format there.
+        aten.log_sigmoid_forward.default: lambda x: tuple(y.contiguous() for y in log_sigmoid_forward(x)),
+        aten.max_unpool2d.default: lambda x, *a: max_unpool2d(x, *a).contiguous(memory_format=suggest_memory_format(x)),
+        aten._native_multi_head_attention.default: _multi_head_attention,
+        aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+    }
 
 
 def _multi_head_attention(query: Any, key: Any, value: Any, width: int, heads: int, *others: Any, **named: Any) -> Any:
@@ -113,14 +110,15 @@ def strides_of_kernels(graph: Any) -> None:
         name = str(getattr(node.target, "_opname", ""))
         given = [other.meta.get("val") for other in node.all_input_nodes]
         tensors = [value for value in tree_leaves(given) if isinstance(value, FakeTensor)]
-        of_image = name in _OF_IMAGES or "batch_norm" in name or node.target is torch.ops.aten.pow.Scalar
+        contiguous = name == "normal" or node.target is aten.pow.Scalar
+        of_image = contiguous or name in _OF_IMAGES or "batch_norm" in name
         if not tensors or not (of_image or name in _OF_SUMS or changed.intersection(node.all_input_nodes)):
             continue
         args, kwargs = map_arg((node.args, node.kwargs), lambda other: other.meta["val"])
         with tensors[0].fake_mode:
-            made = (torch.ops.aten.reshape.default if name == "view" else node.target)(*args, **kwargs)
+            made = (aten.reshape.default if name == "view" else node.target)(*args, **kwargs)
             if of_image and (name != "roll" or args[2:]):
-                form = torch.contiguous_format if name == "pow" else suggest_memory_format(args[0])
+                form = torch.contiguous_format if contiguous else suggest_memory_format(args[0])
                 made = tree_map_only(torch.Tensor, functools.partial(_like, form), made)
             elif name in _OF_SUMS and len(tensors) > 1:
                 made = made.new_empty_strided(made.shape, torch.add(*args[:2]).stride())
@@ -132,7 +130,7 @@ def strides_of_kernels(graph: Any) -> None:
 @contextlib.contextmanager
 def kept_whole(trains: bool) -> Iterator[None]:
     """AOTAutograd would decompose resampling while it traces, whatever table it gets: not in here."""
-    aten, key = torch.ops.aten, torch._C.DispatchKey
+    key = torch._C.DispatchKey
     packets = [getattr(aten, name) for name in _KEPT if "upsample" in name and "2d" in name]
     packets += [] if trains else [aten.upsample_trilinear3d]  # whose gradient takes no sizes that change
     overloads = [overload for packet in packets for overload in (packet.default, packet.vec)]

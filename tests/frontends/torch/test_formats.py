@@ -268,7 +268,8 @@ def test_traces_have_the_strides_of_kernels(part):
             for node, b in zip(tree_leaves(graph.output_node().args), wanted, strict=True):
                 if node is not None and b.layout == torch.strided and 0 not in b.shape:
                     pairs = zip(node.meta["val"].stride(), b.stride(), b.shape, strict=True)
-                    assert all(s == t or n == 1 for s, t, n in pairs), (op.name, how, args, named)
+                    known = (pair for pair in pairs if isinstance(pair[0], int))  # others depend on data
+                    assert all(s == t or n == 1 for s, t, n in known), (op.name, how, args, named)
 
 
 # Ops that PyTorch decomposes into those of the table.
