@@ -109,6 +109,31 @@ def test_branches_that_are_known_change_no_value(seed: int) -> None:
         assert results[1][name].tobytes() == wanted.tobytes()
 
 
+# Each definition of an op of the table: the opset that it came with. The oldest models are of opset 7.
+DEFINITIONS = sorted(
+    (schema.name, schema.since_version)
+    for schema in onnx.defs.get_all_schemas_with_history()
+    if not schema.domain
+    and not schema.deprecated
+    and schema.name in OPS
+    and schema.since_version >= OPS[schema.name].since
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "opset"), DEFINITIONS)
+@pytest.mark.sampled(16)
+def test_each_definition_of_an_op(op: str, opset: int) -> None:
+    """By the table of ops and by ONNX's schemas: no list here is written by hand."""
+    for seed in range(2):
+        try:
+            case = fuzz_graphs.of_version(op, max(7, opset), seed)
+        except fuzz_graphs.Skip:
+            pytest.skip("no model of it, or ONNX does not say what its shapes are")
+        found = fuzz_oracle.worst(fuzz_oracle.judge(case, plans=False))
+        assert found.verdict not in ("crash", "wrong"), found
+
+
 # ---------------------------------------------------------------- the fuzzer itself
 
 

@@ -7,6 +7,7 @@ the shape and type of each node, and a node that it refuses is left out.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ import numpy as np
 from onnx import TypeProto, checker, defs, helper, numpy_helper, shape_inference
 
 from blockconv.core import target
+from blockconv.frontends.onnx.ops import OPS as TABLE
 
-__all__ = ["BLOCK", "MS", "OPS", "Case", "generate"]
+__all__ = ["BLOCK", "MS", "OPS", "Case", "Skip", "generate", "of_version"]
 
 Array = np.ndarray[Any, Any]
 MS = "com.microsoft"
@@ -273,11 +275,6 @@ def _op(*names: str) -> Callable[[Callable[..., object]], Callable[..., object]]
     return register
 
 
-@_op("Relu", "Sigmoid", "Tanh", "HardSwish", "Mish", "Identity")
-def _plain(g: Graph, op: str) -> None:
-    g.add(op, g.take() if g.chance(0.9) else g.take(*BYTES, np.int32))
-
-
 @_op("LeakyRelu", "Celu", "HardSigmoid", "Gelu", "Swish")
 def _with_attributes(g: Graph, op: str) -> None:
     ranges: dict[str, Any] = {
@@ -299,12 +296,10 @@ def _with_attributes(g: Graph, op: str) -> None:
     g.add(op, g.take(), **given)
 
 
-@_op("Abs", "Neg", "Exp", "Erf", "Softplus", "Softsign", "Sin", "Cos", "Elu", "Selu", "Floor", "Ceil", "Round")
+@_op("Exp", "Sin", "Cos")
 def _function(g: Graph, op: str) -> None:
-    given = {"alpha": g.number(0.3, 2.0)} if op == "Elu" and g.chance(0.7) else {}
-    x = g.take() if op not in ("Abs", "Neg") or g.chance(0.9) else g.take(np.int8, np.int32)
     # What the exponential and the periods of what is large are depends on the digits that rounding takes.
-    g.add(op, g.add("Tanh", x) if op in ("Exp", "Sin", "Cos") else x, **given)
+    g.add(op, g.add("Tanh", g.take()))
 
 
 @_op("Log", "Sqrt", "Reciprocal", "Pow")
@@ -1445,6 +1440,25 @@ def _matmul_of_bits(g: Graph) -> None:
     g.contributed("MatMulNBits", ("f4", (*x.shape[:-1], n)), x, g.constant(wei), scale, *more, **given)
 
 
+def _is_plain(op: str) -> bool:
+    """Whether ONNX's schema says enough of an op: it has one operand, and no attribute has to be given."""
+    try:
+        schema = defs.get_schema(op)
+    except defs.SchemaError:
+        return False
+    return schema.min_input == schema.max_input == 1 and not any(a.required for a in schema.attributes.values())
+
+
+def _plain(g: Graph, op: str) -> None:
+    """Numbers among its attributes vary about their defaults."""
+    x = g.take() if g.chance(0.9) else g.take(*BYTES, np.int32)
+    numbers = [a for a in defs.get_schema(op).attributes.values() if a.type == defs.OpSchema.AttrType.FLOAT]
+    g.add(op, x, **{a.name: a.default_value.f * g.number(0.3, 2.0) for a in numbers if g.chance(0.7)})
+
+
+# The table of ops is the list: those that no function above puts are put by their schemas.
+OPS.update({op: functools.partial(_plain, op=op) for op in TABLE if op not in OPS and _is_plain(op)})
+
 # ---------------------------------------------------------------- models
 
 _COMMON = ("Conv", "Add", "MaxPool", "AveragePool", "Resize", "Concat", "MatMul", "Relu", "Pad", "BatchNormalization")
@@ -1462,6 +1476,22 @@ def _names(g: Graph) -> Iterator[str]:
             name = g.pick(list(OPS))
             if name not in _INTEGERS or g.kind in ("qdq", "integers") or g.chance(0.3):
                 yield name
+
+
+def of_version(op: str, opset: int, seed: int) -> Case:
+    """A model of one op at an opset, with the ops that it needs before it."""
+    g = Graph(seed)
+    g.opset = opset
+    for _ in range(200):
+        g.nodes, g.values, g.constants, g.inputs = [], [], {}, {}
+        g.values.append(g.input(g.dims(g.pick((4, 4, 3, 2))), g.float))
+        try:
+            OPS[op](g)
+            return _case(g)
+        except Skip:
+            g.kind = g.pick(KINDS)
+            g.float = FLOATS.get(g.kind, np.dtype("f4"))
+    raise Skip
 
 
 def generate(seed: int) -> Case:

@@ -31,7 +31,7 @@ from unittest import mock
 import ml_dtypes
 import numpy as np
 from fuzz_graphs import BLOCK, MS, Case
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
@@ -427,6 +427,8 @@ def _unit(model: Any, kind: str) -> float:
     others = (
         kind != "float64"
         or numbers
+        # Statistics of such an op are float32, whatever its operands are.
+        or any(defs.has(node.op_type) and "stash_type" in defs.get_schema(node.op_type).attributes for node in nodes)
         or any("uantize" in node.op_type or "Q" in node.op_type or node.domain for node in nodes)
     )
     return max([_UNITS.get(kind, 0.0), 2.0**-23 * others, *(wide.get(to, 0.0) for to in casts)])
