@@ -6,6 +6,7 @@ run's processes share a directory that goes away with the run: that they may is 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import hashlib
@@ -33,6 +34,13 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     os.environ.setdefault("PYTHONPYCACHEPREFIX", os.path.join(os.environ["BLOCKCONV_CACHE_DIR"], "bytecode"))
 
 import pytest  # noqa: E402
+
+with contextlib.suppress(ModuleNotFoundError):  # `.ci/versions` runs the essentials without it
+    import hypothesis
+
+    # A machine that does something else too is slow, and no example is wrong for that.
+    hypothesis.settings.register_profile("without deadlines", deadline=None)
+    hypothesis.settings.load_profile("without deadlines")
 
 gc.disable()  # modules and tests stay: `pytest_collection_finish`
 ROOT = Path(__file__).parent.parent
