@@ -6,7 +6,7 @@ Buffers: source, destination (softmax's may be the source). For 8-bit integers t
 
 from blockconv.core.types import BYTES, FLOATS, element
 from blockconv.kernels.axis.kernels import LrnArgs, lrn, softmax
-from blockconv.kernels.common.axis_walk import Quantizations, cost, walked_axis
+from blockconv.kernels.common.axis import Quantizations, cost, walked_axis
 from blockconv.kernels.common.request import Reason, Request, same_layout_why_not
 from blockconv.kernels.table import same_layout_row
 from blockconv.runtime import Launch

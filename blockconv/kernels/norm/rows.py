@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, element
 from blockconv.jit.records import fill
-from blockconv.kernels.common.axis_walk import WalkedAxis, walked_axis
+from blockconv.kernels.common.axis import WalkedAxis, walked_axis
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.request import Reason, Request, same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of

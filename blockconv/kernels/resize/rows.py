@@ -32,7 +32,7 @@ from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import BYTES, FLOATS, ElementType
 from blockconv.jit.records import fill
-from blockconv.kernels.common.axis_walk import Quantizations, element_words
+from blockconv.kernels.common.axis import Quantizations, element_words
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.resize.codegen import ANY_NUMBER, BLENDED, COPIED, ColumnForm

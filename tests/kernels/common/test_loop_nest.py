@@ -9,7 +9,7 @@ import pytest
 from blockconv import NATIVE, Layout
 from blockconv.core.eltwise_problem import SoftmaxProblem
 from blockconv.core.types import Types
-from blockconv.kernels.common.axis_walk import walked_axis
+from blockconv.kernels.common.axis import walked_axis
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
