@@ -103,7 +103,7 @@ def _used() -> dict[str, float]:
     """Seconds of a processor that each other process has used: {"123 (its name)": seconds}; {} where no file says."""
     found = {}
     for path in Path("/proc").glob("[1-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             name, _, fields = path.read_text(errors="replace").rpartition(") ")
             if path.parent.name != str(os.getpid()):
                 found[f"{name})"] = sum(map(int, fields.split()[11:13])) / os.sysconf("SC_CLK_TCK")
