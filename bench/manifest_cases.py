@@ -343,6 +343,7 @@ _OTHERS: tuple[tuple[str, ops.Op, tuple[Shape, ...], tuple[Shape, ...], str], ..
     ("binary add 2x20x9x11", ops.Binary("add"), (_X, _X), (), "float64"),
     ("binary sub 6x50 by 50", ops.Binary("sub"), ((6, 50), (50,)), (), "float32"),
     ("largest of 2x20x9x11 and 2x20x1x1", ops.Binary("max"), (_X, (2, 20, 1, 1)), (), "int64"),
+    ("gradient of silu", ops.ActivationBackward("silu_gradient"), (_X, _X), (), "float32"),
     ("one of two where true", ops.Where(), (_X, (2, 20, 1, 1), _X), (), "bool"),
     ("float32 to int64", ops.Convert("int64"), (_X,), (), "float32"),
     ("sum so far of rows", ops.Scan(2), (_X,), (), "float32"),

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional as F  # noqa: N812
+from torch_models import nn, torch
 
 import blockconv as bc
 from blockconv.core.element_problem import GradientKind
@@ -12,6 +11,7 @@ from blockconv.network import ops
 from blockconv.network.emitter import Emitter
 from blockconv.network.ops.rule import Tensor
 
+F = nn.functional
 get_args = GradientKind.__args__
 LAYOUTS = ("NCHW", "NHWC", "NCHW16")
 
