@@ -1,1 +1,0 @@
-"""Filters of images: windows over NumPy arrays of any number of dimensions, as `scipy.ndimage` defines them."""
