@@ -58,6 +58,7 @@ def lab_case(name: str, **seconds: float) -> dict:
 
 def test_results_are_shown_for_each_cpu(tmp_path, monkeypatch):
     """README has the networks of one CPU; a processor's page has its networks, means, losses and plans."""
+    pytest.importorskip("pyarrow")  # of the extra `bench`
     about = {"os": "Linux-6", "affinity": 2, "versions": {"torch": "2.13", "numpy": "2"}}
     kept, planner = tmp_path / "bench" / "results", tmp_path / "docs" / "explanation" / "planner.md"
     for folder in (planner.parent, tmp_path / "docs" / "performance"):
