@@ -121,7 +121,7 @@ def measure_all(
     parts: dict[str, dict[str, Any]] = {"kernels": wanted, "moves": moves}
     if crew.lock is not None:
         for part, picks in parts.items():
-            for keys in _groups(picks, times):
+            for keys in _groups(picks, times, TOGETHER):
                 yield f"compiling {part}", 0, len(picks)
                 _made(part, asked, [picks[key] for key in keys], crew, settings.threads)
     with crew.turn():
@@ -130,18 +130,18 @@ def measure_all(
         yield from _assignments(known, asked, given, expected, crew, settings, times)
 
 
-def _groups(wanted: Mapping[str, Any], times: Times) -> Iterator[list[str]]:
-    """The keys that have no time yet, in groups whose members take turns."""
+def _groups(wanted: Mapping[str, Any], times: Times, size: int) -> Iterator[list[str]]:
+    """The keys that have no time yet, in groups of this size, whose members take turns."""
     waiting = [key for key in wanted if key not in times.known]
-    for first in range(0, len(waiting), TOGETHER):
-        yield waiting[first : first + TOGETHER]
+    for first in range(0, len(waiting), size):
+        yield waiting[first : first + size]
 
 
 def _alone(
     part: str, wanted: Mapping[str, Any], asked: Asked, crew: Crew, settings: Settings, times: Times
 ) -> Iterator[tuple[str, int, int]]:
     """Measure kernels or moves, each alone, in groups whose members take turns."""
-    for keys in [*_groups(wanted, times)]:
+    for keys in _groups(wanted, times, TOGETHER):
         yield part, sum(key in times.known for key in wanted), len(wanted)
         made = _made(part, asked, [wanted[key] for key in keys], crew, settings.threads)
         ready = {key: variant for key, variant in zip(keys, made, strict=True) if isinstance(variant, Variant)}
@@ -180,28 +180,26 @@ def _assignments(
     settings: Settings,
     times: Times,
 ) -> Iterator[tuple[str, int, int]]:
-    chosen = _wanted(known, settings, times)
+    wanted = {_name(chosen): chosen for chosen in _wanted(known, settings, times)}
     reference = optimal(known.problem).chosen
-    waiting = [one for one in chosen if _name(one) not in times.known]
-    for first in range(0, len(waiting), PLANS):
-        yield "assignments", len(chosen) - len(waiting) + first, len(chosen)
-        group = waiting[first : first + PLANS]
-        arguments = "of_dataset", "assignments", asked, given, [reference, *group]
+    for names in _groups(wanted, times, PLANS):
+        yield "assignments", sum(name in times.known for name in wanted), len(wanted)
+        arguments = "of_dataset", "assignments", asked, given, [reference, *(wanted[name] for name in names)]
         crew.clear()
         variants = crew.variants(OURS, *arguments, threads=settings.threads)
         case = measure(variants, expected, nets.TOLERANCE[settings.dtype], **settings.timing)
         entries = case["entries"]
-        if len(entries) != 1 + len(group):
+        if len(entries) != 1 + len(names):
             raise ValueError(f"assignments: {entries[0].get('note', entries[0]['verdict'])}")
         if entries[0]["verdict"] != OK:
             raise ValueError(f"the optimal plan gives wrong results, or none: {entries[0]}")
-        for one, entry in zip(group, entries[1:], strict=True):
+        for name, entry in zip(names, entries[1:], strict=True):
             if entry["verdict"] != OK:
-                times.put(_name(one), {"failure": entry.get("note", entry["verdict"])})
+                times.put(name, {"failure": entry.get("note", entry["verdict"])})
                 continue
             timing = Timing(entry["name"], tuple(entry["timing"]["samples"]), entry["timing"]["repeats"], 0.0)
             about = {"error_relative": entry["error"], "reference_s": entries[0]["timing"]["median"] * 1e-9}
-            times.put(_name(one), {**_row(timing, case["others"]), **about})
+            times.put(name, {**_row(timing, case["others"]), **about})
 
 
 def _name(chosen: Sequence[int]) -> str:
