@@ -120,7 +120,7 @@ def _ratio(ratio: float | None) -> str:
 
 @dataclass(frozen=True)
 class Training:
-    """What all ways of a case train: a network of `bench.trained`, autocast's type, and sizes.
+    """The training of all ways of a case: a network of `bench.trained`, autocast's type, and sizes.
 
     realtime: steps are timed at real-time priority.
     """
@@ -358,7 +358,7 @@ class _Desk:
 
 
 def _cpu_seconds() -> float:
-    """Of this process, and of its children that ended."""
+    """The CPU seconds of this process, and of its children that ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 

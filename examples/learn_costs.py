@@ -36,7 +36,7 @@ def work_of(fields, flops):
 
 
 def features(fields, flops, kernel, src, dst, machine, kernels):
-    """What a model sees of a kernel. fields: of its problem. src, dst: tags of layouts."""
+    """The features of a kernel. fields: of its problem. src, dst: tags of layouts."""
     work, elements = work_of(fields, flops)
     sizes = [fields.get(name) or 0 for name in SIZES]
     blocks = [int((re.findall(r"B(\d+)b", tag) or ["1"])[0]) for tag in (src, dst)]
@@ -46,7 +46,7 @@ def features(fields, flops, kernel, src, dst, machine, kernels):
 
 
 def machine_of(record):
-    """What a model sees of a machine: its caches and vectors, and threads."""
+    """The features of a machine: its caches and vectors, and threads."""
     its = record["machine"]
     wide = "avx512f" in its["numba_features"]
     return [math.log2(its["caches"].get(name, 1)) for name in ("L1", "L2", "L3")] + [wide, record["threads"]]

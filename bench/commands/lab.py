@@ -87,7 +87,7 @@ def _export(options: argparse.Namespace, console: Console) -> int:
 def _export_on_machines(
     options: argparse.Namespace, layouts: tuple[str, ...], timing: dict[str, Any], console: Console
 ) -> int:
-    """Each network once on each kind of processor; those that the folder has are left out."""
+    """Measure each network once on each kind of processor, except networks that the folder has."""
     from ..dataset import store
     from ..dataset.collect import Settings
     from ..fleet import Exports  # which needs Dask

@@ -1,4 +1,4 @@
-"""What a set says about layouts: what planning can gain at all, and where prices are wrong.
+"""Findings from a set: the gain that planning can have at all, and the prices that are wrong.
 
 Prices are compared with times of at least `LEAST` seconds: a kernel alone pays a microsecond of Python, which no price
 holds.
@@ -59,7 +59,7 @@ class Gain(NamedTuple):
 
 
 def gain(one: Kept) -> Gain | None:
-    """What planning can gain over the best fixed layout; None where times are missing."""
+    """The gain of planning over the best fixed layout; None where times are missing."""
     problem = problem_of(one, COSTS["measured"])
     if problem is None:
         return None

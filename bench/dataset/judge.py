@@ -85,7 +85,7 @@ def judged(
 
 
 def titles(sets: Sequence[Kept]) -> dict[str, str]:
-    """What tables call each network: with its kind, where there are several."""
+    """The titles of networks in tables. They include the kind if the set has several."""
     alone = len({one.kind for one in sets}) == 1
     return {one.name: one.network if alone else one.title for one in sets}
 
@@ -238,7 +238,7 @@ def main_grid(
 
 
 def mean_interval(values: Sequence[float], families: Sequence[str], seed: int = 0) -> tuple[float, float]:
-    """Of a mean over networks, 95 %: networks of one family are drawn together, as they resemble each other."""
+    """The 95 % interval of a mean over networks. Whole families are drawn, as their networks resemble each other."""
     random = np.random.default_rng(seed)
     groups = [[v for v, f in zip(values, families, strict=True) if f == name] for name in dict.fromkeys(families)]
     draws = random.integers(len(groups), size=(RESAMPLES, len(groups)))

@@ -1,4 +1,4 @@
-"""What docs/explanation/lab-data.md shows of the sample in git: tables, between lines that `bench tables` finds, and
+"""The parts of docs/explanation/lab-data.md that show the sample in git: tables between marked lines, and
 pictures.
 
 The pictures depend on matplotlib's version, so a test compares the tables alone.
@@ -17,7 +17,7 @@ __all__ = ["FOLDER", "PAGE", "filled", "pages"]
 PAGE = Path("docs/explanation/lab-data.md")
 FOLDER = Path("bench/results/lab-data")
 PICTURES = Path("docs/_static/lab")
-# What the page calls each table, by the first words of its title.
+# The page's name of each table, by the first words of its title.
 SHOWN = {
     "planners": "Percent slower",
     "cost models": "Cost models",

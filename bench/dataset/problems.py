@@ -1,4 +1,4 @@
-"""What a set's tables hold: the problem of a network by some costs, and its measured assignments."""
+"""A network's problem by some costs, and its measured assignments, from the tables of a set."""
 
 from __future__ import annotations
 

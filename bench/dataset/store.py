@@ -46,12 +46,12 @@ class Kept:
 
     @property
     def name(self) -> str:
-        """Of no other network of the set."""
+        """A name that no other network of the set has."""
         return f"{self.run}/{self.network}"
 
     @property
     def family(self) -> str:
-        """Of networks whose layers resemble its own."""
+        """The family of networks whose layers resemble its own."""
         return networks.family(self.network)
 
     @property
@@ -102,7 +102,7 @@ def network_name(name: str) -> str:
 
 
 def images_of(name: str, batch: int) -> int:
-    """The images of a network: an ONNX file's are its own, and those that sizes after its name give."""
+    """The number of images of a network. Sizes after an ONNX file's name give it; else the file does."""
     file, sizes = nets._split(name)
     if file in networks.NETWORKS:
         return batch
@@ -145,7 +145,7 @@ def _check_same(target: Path, name: str, settings: Settings) -> None:
 
 
 def _digest(name: str) -> str | None:
-    """Of an ONNX file; None for a network of the harness, which its name and seed tell."""
+    """The SHA-256 of an ONNX file; None for a network of the harness, which its name and seed tell."""
     file = Path(nets._split(name)[0])
     return None if name in networks.NETWORKS else hashlib.sha256(file.read_bytes()).hexdigest()
 
@@ -198,7 +198,7 @@ def _export(target: Path, name: str, settings: Settings, crew: Crew, say: Any) -
 
 
 def _input(tensor: Any) -> np.ndarray:
-    """What an input is measured with: noise, or zeros where numbers may be indices."""
+    """The values that an input is measured with: noise, or zeros where numbers may be indices."""
     dtype = np.dtype(tensor.dtype)
     return noise(tensor.shape, dtype.name) if dtype.kind == "f" else np.zeros(tensor.shape, dtype)
 

@@ -67,7 +67,9 @@ class Region:
 
     NumPy requests 2 MiB pages from Linux for arrays of 4 MiB and more. A run reads the weights of deep layers once. On
     small pages, each page takes an address translation anew, and no processor prefetches past a page's end. A
-    convolution with 1 MB of weights takes 87 to 107 us on small pages, and 68 to 81 here. The last array frees a piece.
+    convolution with 1 MB of weights takes 87 to 107 us on small pages, and 68 to 81 here.
+
+    A region's memory is freed with its last array.
     """
 
     PIECE = 1 << 25  # bytes; what is not used yet takes none of the machine's memory

@@ -58,7 +58,7 @@ def bind(
     primitive = candidate.prepare(threads, **node.attributes.options())
     computed, own = network.tensors[node.output].type.computed, node.attributes.buffers(len(node.inputs))
     block, ranks = (*candidate.request.dst.blocks, 1, 1)[1], (len(network.shape(name)) for name in node.parameters)
-    # Those of channels end with a block, as the destination's channels do.
+    # Constants of channels end with a block, as the destination's channels do.
     layouts = (Layout(f"A{block}a") if rank == 1 < block else row_major(rank) for rank in ranks)
     constants = (held.constant(*named, computed) for named in zip(node.parameters, layouts, strict=True))
     last = len(primitive.workspace) - 1
