@@ -2,7 +2,8 @@
 
     python .ci/changed.py origin/main
 
-A changed test is itself. A module of `blockconv/a/b.py` has the files `tests/a/test_b*.py`, then the folder `tests/a`.
+A changed test is itself. A module of `blockconv/a/b.py` has the files `tests/a/test_b*.py`, then the folder `tests/a`,
+then the files of the modules that import it. Whatever a kernel shares, the table's ops go through it: one test of all.
 """
 
 from __future__ import annotations
@@ -60,10 +61,27 @@ def _of_test(path: str) -> Iterator[str]:
                 yield test.relative_to(ROOT).as_posix()
 
 
+def importers(path: str) -> list[str]:
+    """Modules of the package that import a module of it."""
+    if not re.fullmatch(r"blockconv/.*\.py", path):
+        return []
+    folder, name = Path(path).parent, Path(path).stem
+    package = ".".join(folder.parts)
+    imports = re.compile(rf"^ *(from|import) {package}\.{name}\b|^ *from {package} import .*\b{name}\b", re.MULTILINE)
+    modules = sorted((ROOT / "blockconv").rglob("*.py"))
+    return [m.relative_to(ROOT).as_posix() for m in modules if imports.search(m.read_text(encoding="utf-8"))]
+
+
 def selected(paths: Iterable[str]) -> list[str]:
-    """The tests of all these files, each once and after none that includes it. Files come before whole folders."""
-    found = dict.fromkeys(test for path in paths for test in tests_of(path) if (ROOT / test).exists())
-    return sorted(found, key=lambda test: test.endswith(".py"), reverse=True)
+    """The tests of these files, each once: files of tests, then folders, then the files of modules that import them."""
+    paths = [*paths]
+    own = dict.fromkeys(test for path in paths for test in tests_of(path) if (ROOT / test).exists())
+    nearest = sorted(own, key=lambda test: test.endswith(".py"), reverse=True)
+    users = dict.fromkeys(test for path in paths for user in importers(path) for test in tests_of(user))
+    if any(path.startswith("blockconv/kernels/") for path in paths):
+        users = {"tests/kernels/test_conformance.py": None, **users}
+    folders = tuple(f"{test}/" for test in own if not test.endswith(".py"))
+    return nearest + [t for t in users if t.endswith(".py") and t not in own and not t.startswith(folders)]
 
 
 def changed(base: str) -> list[str]:

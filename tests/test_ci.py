@@ -23,6 +23,8 @@ OTHERS = [
     ("blockconv/api/functional.py", "tests/api"), ("blockconv/torch/functional.py", "tests/frontends/torch"),
     ("blockconv/kernels/conv/rows.py", "tests/kernels/conv"), ("blockconv/dask.py", "tests/network/test_dask.py"),
     ("blockconv/kernels/norm/rows.py", "tests/kernels/test_norm.py"),
+    ("blockconv/kernels/common/axis_walk.py", "tests/kernels/test_conformance.py"),
+    ("blockconv/kernels/common/axis_walk.py", "tests/kernels/test_norm.py"),
 ]  # fmt: skip
 
 
@@ -58,10 +60,18 @@ def test_what_changed_has_the_tests_that_concern_it(path: str, wanted: str, chan
     assert wanted in changed.selected([path])
 
 
+def test_modules_that_import_a_changed_one_are_tested_last(changed: ModuleType) -> None:
+    assert "blockconv/kernels/norm/kernels.py" in changed.importers("blockconv/kernels/common/axis_walk.py")
+    found = changed.selected(["blockconv/core/layout.py"])
+    assert found.index("tests/core") < found.index("tests/dispatch/test_array.py")
+    assert max(Counter(found).values()) == 1
+
+
 def test_files_come_before_folders_and_once(changed: ModuleType) -> None:
     found = changed.selected(["blockconv/network/plan.py", "blockconv/network/graph.py", "tests/network/test_plan.py"])
     assert found[0] == "tests/network/test_plan.py"
-    assert found[-1] == "tests/network"
+    assert all(test.endswith(".py") for test in found[: found.index("tests/network")])
+    assert not any(test.startswith("tests/network/") for test in found[found.index("tests/network") :])
     assert max(Counter(found).values()) == 1
 
 
