@@ -8,9 +8,10 @@ from eltwise_lab import available, check, isa_layouts
 from storage_oracle import Array
 
 import blockconv as bc
-from blockconv.core.eltwise_problem import GroupNormProblem
+from blockconv.core.eltwise_problem import BatchNormProblem, GroupNormProblem
 from blockconv.core.errors import ArgumentError, NetworkError
-from blockconv.core.types import element
+from blockconv.core.types import Types, element
+from blockconv.kernels import TABLE
 from blockconv.network import ops
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
@@ -61,6 +62,16 @@ def test_every_layout(layout: str, shape: tuple[int, ...], groups: int) -> None:
     run(shape, groups, layout, "float32", threads=2)
     run(shape, groups, layout, "float32", in_place=0)
     run(shape, groups, layout, "float32", centred=False)
+
+
+def test_blocks_of_rows_are_refused() -> None:
+    """Kernels have one stride from a row to the next."""
+    layout, shape = bc.Layout("aBCd4c8b"), (2, 16, 8, 8)
+    for op, problem in (("group_norm", GroupNormProblem(shape, 4)), ("batch_norm", BatchNormProblem(shape))):
+        (row,) = (row for row in TABLE if row.op == op)
+        reason = row.rejects(problem, layout, layout, Types.all("float32"))
+        assert reason is not None
+        assert "without blocks" in reason
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])

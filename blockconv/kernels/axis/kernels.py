@@ -6,8 +6,6 @@ of these powers. Its logarithm is x - (most + log(total)).
 
 import math
 
-from llvmlite import ir
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
@@ -76,7 +74,7 @@ def lrn(element, lanes, direction, three_quarters):
         b, v, run, a = w.b, w.v, w.run, LrnArgs.load(w.b, w.run.args, held=True)
         step, vectors = const(w.own_step), w.v.computed
         first = run.own + a.before * step
-        scale, bias, beta = (v.splat_float64(b.bitcast(bits, ir.DoubleType())) for bits in (a.scale, a.bias, a.beta))
+        scale, bias, beta = map(v.splat_float64, (a.scale, a.bias, a.beta))
 
         def zero(address, channels):
             elements = channels * (w.own_step // vectors.itemsize)

@@ -174,14 +174,18 @@ class AxisWalk:
         first, v = address + at.beside, self.v.computed
         return v.broadcast(first) if self.across else v.load(first, at.mask)
 
+    def put_parameter(self, value, address, at: At) -> None:
+        """Store the numbers of such an array; not across positions."""
+        self.v.computed.store(value, address + at.beside, at.mask)
+
     def add_to_parameter(self, value, address, at: At) -> None:
         """Add to the numbers of such an array; across positions, the sum of all."""
-        first, v = address + at.beside, self.v.computed
+        v = self.v.computed
         if self.across:
             total = v.fold(value if at.mask is None else self.b.select(at.mask, value, v.zero), v.add)
-            v.store_first(v.broadcast(first) + total, first, 1)
+            v.store_first(self.parameter(address, at) + total, address + at.beside, 1)
         else:
-            v.store(v.load(first, at.mask) + value, first, at.mask)
+            self.put_parameter(self.parameter(address, at) + value, address, at)
 
     def put_statistic(self, value, address) -> None:
         """Store a number of each position, in memory order, in an array of the computed type."""

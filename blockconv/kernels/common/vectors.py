@@ -290,8 +290,8 @@ class Vectors:
         return splat(self.b, scalar, self.lanes)
 
     def splat_float64(self, value):
-        """A float64 in every lane, rounded to the vector's type."""
-        return self.splat(value if self.type.itemsize == 8 else self.b.fptrunc(value, self.element))
+        """A float64, or the one of these bits, in every lane, rounded to the vector's type."""
+        return self.splat(self.b.fptrunc(self.b.bitcast(value, ir.DoubleType()), self.element))
 
     def or_zero(self, value, other: float):
         """A vector of floats, or zeros where it is `other`."""

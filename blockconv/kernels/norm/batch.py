@@ -15,18 +15,59 @@ Chunks follow from the problem. Their sums are float32, and are added in float64
 import math
 
 from blockconv import jit
-from blockconv.core.types import ElementType
+from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import as_float64, fill_memory, load_f, store_f
-from blockconv.kernels.norm.codegen import TERMS, span_results, span_sums
+from blockconv.kernels.norm.codegen import (
+    FACTORS,
+    GRADIENT_SHIFTS,
+    GRADIENT_SLOPES,
+    MEANS,
+    SHIFTS,
+    SLOPES,
+    TERMS,
+    span_results,
+    span_sums,
+    sum_parts,
+)
 from blockconv.kernels.norm.kernels import NormArgs, span_of
+
+FLOAT64 = element("float64")
+
+
+def _numbers(nbytes):
+    """get(array, k) and put(array, k, value) of arrays of floats of so many bytes."""
+
+    def get(array, k):
+        return float(load_f(array + k * nbytes, nbytes))
+
+    def put(array, k, value):
+        store_f(array + k * nbytes, value, nbytes)
+
+    return get, put
+
+
+_get, _put = _numbers(8)
 
 
 def _span(a, unit, number, totals, terms):
     """The span of a unit's chunk, given the chunk's number in all images."""
     part, rest = number % a.row_chunks, number // a.row_chunks
     row, image = rest % a.rows, rest // a.rows
-    at = image * a.image + unit * a.block_stride + row * a.row_stride
+    at = image * a.n + unit * a.block_stride + row * a.row_stride
     return span_of(a, at, part * a.chunk, a.pixels, unit * a.unit, totals, terms)
+
+
+def _elements(a, split):
+    """Elements of a channel before a split."""
+    number = a.chunks * split // a.splits
+    return number // a.row_chunks * a.pixels + number % a.row_chunks * a.chunk
+
+
+def _store_output(a, channel, terms, get, put):
+    """The mean, the slope and the shift of a channel's output, from the stored mean and inverse."""
+    put(terms, MEANS * a.room, get(a.mean, channel))
+    put(terms, SLOPES * a.room, get(a.inverse, channel) * get(a.scale, channel))
+    put(terms, SHIFTS * a.room, get(a.shift, channel))
 
 
 @jit.kernel
@@ -38,7 +79,7 @@ def batch_sums(element, lanes, period, is_backward, bounded):
     """
     kind = ElementType.of(element)
     held = kind.computed.itemsize
-    what = "products" if is_backward else "moments"
+    what, (get, put) = "products" if is_backward else "moments", _numbers(held)
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
@@ -51,14 +92,14 @@ def batch_sums(element, lanes, period, is_backward, bounded):
             begin, end = a.chunks * split // a.splits, a.chunks * (split + 1) // a.splits
             if is_backward:
                 for c in range(channels):
-                    _store_output(a, unit * a.unit + c, scratch + c * held, held)
+                    _store_output(a, unit * a.unit + c, scratch + c * held, get, put)
             else:
                 span = _span(a, unit, begin, totals, scratch)
                 span_sums(kind, lanes, period, "elements", True, False, span)
                 share = 1.0 / span.pixels
                 for c in range(channels):
-                    store_f(scratch + c * held, load_f(totals + 8 * c, 8) * share, held)
-                    store_f(totals + 8 * c, 0.0, 8)
+                    put(scratch, MEANS * room + c, _get(totals, c) * share)
+                    _put(totals, c, 0.0)
             count = 0
             for number in range(begin, end):
                 span = _span(a, unit, number, totals, scratch)
@@ -66,89 +107,53 @@ def batch_sums(element, lanes, period, is_backward, bounded):
                 count += span.pixels
             share = 1.0 / count
             for c in range(0 if is_backward else channels):
-                at = totals + 8 * c
-                apart = load_f(at, 8) * share
-                squares = load_f(at + 8 * room, 8) - apart * apart * count
-                store_f(at, float(load_f(scratch + c * held, held)) + apart, 8)
-                store_f(at + 8 * room, 0.0 if squares < 0.0 else squares, 8)
+                apart = _get(totals, c) * share
+                squares = _get(totals, room + c) - apart * apart * count
+                _put(totals, c, get(scratch, MEANS * room + c) + apart)
+                _put(totals, room + c, 0.0 if squares < 0.0 else squares)
 
     return kernel
 
 
-def _store_output(a, channel, terms, held):
-    """The mean, the slope and the shift of a channel's output, from the stored mean and inverse."""
-    inverse = float(load_f(a.inverse + channel * held, held))
-    store_f(terms, load_f(a.mean + channel * held, held), held)
-    store_f(terms + a.room * held, inverse * load_f(a.scale + channel * held, held), held)
-    store_f(terms + 2 * a.room * held, load_f(a.shift + channel * held, held), held)
-
-
-def _keep(old, new, channel, value, momentum, held):
-    """Store the new value of a running statistic."""
-    if old != 0:
-        before = float(load_f(old + channel * held, held))
-        store_f(new + channel * held, (1.0 - momentum) * before + momentum * value, held)
-
-
-def _elements(a, split):
-    """Elements of a channel in a split."""
-    total = 0
-    for number in range(a.chunks * split // a.splits, a.chunks * (split + 1) // a.splits):
-        total += min(a.chunk, a.pixels - number % a.row_chunks * a.chunk)
-    return total
-
-
 def _combine_means(a, at, channels):
     """Means and squares of all splits, which replace the first split's."""
-    before = _elements(a, 0)
     for split in range(1, a.splits):
-        other, count = at + split * a.units * a.room * 16, _elements(a, split)
-        share = count / (before + count)
+        before, count = _elements(a, split), _elements(a, split + 1)
+        other, share = at + split * a.units * a.room * 16, (count - before) / count
         for c in range(channels):
-            one, two = at + 8 * c, other + 8 * c
-            mean, squares = load_f(one, 8), one + 8 * a.room
-            apart = load_f(two, 8) - mean
-            store_f(one, mean + apart * share, 8)
-            both = load_f(squares, 8) + load_f(two + 8 * a.room, 8)
-            store_f(squares, both + apart * apart * (before * share), 8)
-        before += count
-
-
-def _combine_sums(a, at):
-    """The sums of all splits, which replace the first split's."""
-    for split in range(1, a.splits):
-        other = at + split * a.units * a.room * 16
-        for c in range(2 * a.room):
-            store_f(at + 8 * c, load_f(at + 8 * c, 8) + load_f(other + 8 * c, 8), 8)
-
-
-def _forward(a, channel, terms, at, held):
-    """Use a channel's sums, at the address `at`, for the op. held: bytes of a number."""
-    mean, squares, momentum = load_f(at, 8), load_f(at + 8 * a.room, 8), load_f(a.numbers, 8)
-    store_f(a.mean + channel * held, mean, held)
-    store_f(a.inverse + channel * held, 1.0 / math.sqrt(squares / a.count + as_float64(a.epsilon)), held)
-    _keep(a.old_mean, a.new_mean, channel, mean, momentum, held)
-    _keep(a.old_variance, a.new_variance, channel, squares / max(1, a.count - 1), momentum, held)
-    _store_output(a, channel, terms, held)
-
-
-def _backward(a, channel, terms, at, held):
-    """Likewise for its gradient."""
-    total, products = load_f(at, 8), load_f(at + 8 * a.room, 8)
-    inverse = float(load_f(a.inverse + channel * held, held))
-    factor = inverse * load_f(a.scale + channel * held, held)
-    store_f(a.of_scale + channel * held, products * inverse, held)
-    store_f(a.of_shift + channel * held, total, held)
-    _store_output(a, channel, terms, held)
-    store_f(terms + 3 * a.room * held, -factor * inverse * inverse * products / a.count, held)
-    store_f(terms + 4 * a.room * held, -factor * total / a.count, held)
-    store_f(terms + 5 * a.room * held, factor, held)
+            mean, squares = _get(at, c), _get(at, a.room + c)
+            apart = _get(other, c) - mean
+            _put(at, c, mean + apart * share)
+            _put(at, a.room + c, squares + _get(other, a.room + c) + apart * apart * (before * share))
 
 
 @jit.kernel
-def batch_terms(element, is_backward):
+def batch_terms(element, lanes, is_backward):
     """A task is a unit: the sums of all splits, each channel's outputs, and the terms of `batch_apply`."""
-    held = ElementType.of(element).computed.itemsize
+    kind = ElementType.of(element)
+    held = kind.computed.itemsize
+    get, put = _numbers(held)
+
+    def keep(old, new, channel, value, momentum):
+        """Store the new value of a running statistic."""
+        if old != 0:
+            put(new, channel, (1.0 - momentum) * get(old, channel) + momentum * value)
+
+    def forward(a, channel, mean, squares):
+        momentum = _get(a.numbers, 0)
+        put(a.mean, channel, mean)
+        put(a.inverse, channel, 1.0 / math.sqrt(squares / a.count + as_float64(a.epsilon)))
+        keep(a.old_mean, a.new_mean, channel, mean, momentum)
+        keep(a.old_variance, a.new_variance, channel, squares / max(1, a.count - 1), momentum)
+
+    def backward(a, channel, total, products, terms):
+        inverse = get(a.inverse, channel)
+        factor = inverse * get(a.scale, channel)
+        put(a.of_scale, channel, products * inverse)
+        put(a.of_shift, channel, total)
+        put(terms, GRADIENT_SLOPES * a.room, -factor * inverse * inverse * products / a.count)
+        put(terms, GRADIENT_SHIFTS * a.room, -factor * total / a.count)
+        put(terms, FACTORS * a.room, factor)
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
@@ -157,14 +162,16 @@ def batch_terms(element, is_backward):
             channels = min(a.unit, a.channels - unit * a.unit)
             fill_memory(terms, TERMS * a.room * held, 0)
             if is_backward:
-                _combine_sums(a, sums)
+                sum_parts(FLOAT64, lanes, sums, 16 * a.room * a.units, a.splits, sums, 2 * a.room)
             else:
                 _combine_means(a, sums, channels)
             for c in range(channels):
+                channel, one, two = unit * a.unit + c, _get(sums, c), _get(sums, a.room + c)
                 if is_backward:
-                    _backward(a, unit * a.unit + c, terms + c * held, sums + 8 * c, held)
+                    backward(a, channel, one, two, terms + c * held)
                 else:
-                    _forward(a, unit * a.unit + c, terms + c * held, sums + 8 * c, held)
+                    forward(a, channel, one, two)
+                _store_output(a, channel, terms + c * held, get, put)
 
     return kernel
 

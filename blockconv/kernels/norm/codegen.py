@@ -7,13 +7,15 @@ Sums and terms are arrays by channel. A result is (x - mean) * slope + shift. A 
 gradient of the output times a factor.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import call_llvm, const, counted, emitted, opaque, pointer, shuffle
+from blockconv.kernels.common.axis_walk import ALONG, At, AxisRun, AxisWalk
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
@@ -51,27 +53,18 @@ class Span(NamedTuple):
     bounds: int
 
 
-class Groups(NamedTuple):
-    """`groups` groups of `size` channels of an image.
+class Unit(NamedTuple):
+    """Whole groups of an image, from the channel `start` on.
 
-    totals, terms, room: as of `Span`, of the first channel.
-    scale, shift: the op's parameters, from the first channel on.
-    mean, inverse: of each group, from the first on: its mean, and 1 / sqrt(variance + epsilon). 0: these are not kept.
-    share: 1 / elements of a group.
-    epsilon: float64 both.
+    groups: how many.
+    number: of the first one, among those of all images.
+    totals: the address of `TOTALS` arrays of the type that is computed with, and then of `TERMS` of them.
     """
 
+    start: int
     groups: int
-    size: int
+    number: int
     totals: int
-    terms: int
-    room: int
-    scale: int
-    shift: int
-    mean: int
-    inverse: int
-    share: float
-    epsilon: float
 
 
 def _array(v: Vectors, arrays, room, which: int):
@@ -103,8 +96,7 @@ class _Channels:
             value = v.fold(value, v.add, self.period)
             value = shuffle(b, value, value, list(range(self.period)))
         at = _array(totals, self.s.totals, self.s.room, which) + self.channel * totals.itemsize
-        value = value if v.type.itemsize == totals.itemsize else b.fpext(value, totals.kind)
-        totals.store(totals.load(at, self.mask) + value, at, self.mask)
+        totals.store(totals.load(at, self.mask) + b.fpext(value, totals.kind), at, self.mask)
 
     def output(self):
         """line(x): the result before its residual and its bounds."""
@@ -253,110 +245,95 @@ def each_column(v: Floats, s, period: int, width, body: Callable[[Any, Any], tup
     v.each(rest, lambda at, mask: columns([first + at], mask))
 
 
-@emitted
-def group_means(builder, element: ElementType, lanes: int, kept: bool, g: Groups) -> None:
-    """Write the mean of each group for its channels: of their sums, or as it was kept."""
-    v = Vectors(builder, element.computed, lanes)
-    means = _array(v, g.terms, g.room, MEANS)
-
-    def group(first, statistic) -> None:
-        if kept:
-            mean = v.broadcast(g.mean + statistic)
-        else:
-            mean = _group_total(v, g.totals + first, g.size) * v.splat_float64(g.share)
-        v.each(g.size, lambda at, mask: v.store(mean, means + first + at, mask))
-
-    _each_group(v, g, group)
+@contextlib.contextmanager
+def _each_group(builder, kind: ElementType, lanes: int, a, u: Unit) -> Iterator[tuple[AxisWalk, Callable[..., Any]]]:
+    """For each group the walk over its channels, and where(array, which): its part of the array number `which`."""
+    v = Floats(builder, kind.computed, lanes)
+    with counted(builder, u.groups) as n:
+        run = AxisRun(*[const(0)] * len(AxisRun._fields))._replace(size=a.group, number=u.number + n)
+        yield AxisWalk((v, v), run, ALONG), lambda array, which=0: array + (a.room * which + n * a.group) * v.itemsize
 
 
-@emitted
-def group_terms(builder, element: ElementType, lanes: int, g: Groups) -> None:
-    """Write scale / sqrt(variance + epsilon), and the bias, of each channel; sums are of squares then."""
-    b, v = builder, Vectors(builder, element.computed, lanes)
-    means, slopes, shifts = (_array(v, g.terms, g.room, which) for which in (MEANS, SLOPES, SHIFTS))
-
-    def group(first, statistic) -> None:
-        variance = _group_total(v, g.totals + first, g.size) * v.splat_float64(g.share)
-        inverse = 1.0 / v.sqrt(variance + v.splat_float64(g.epsilon))
-        with b.if_then(b.icmp_signed("!=", g.mean, const(0))):
-            v.store_first(v.broadcast(means + first), g.mean + statistic, 1)
-            v.store_first(inverse, g.inverse + statistic, 1)
-
-        def channels(offset, mask: Any | None) -> None:
-            at = first + offset
-            v.store(v.load(g.scale + at, mask) * inverse, slopes + at, mask)
-            v.store(v.load(g.shift + at, mask), shifts + at, mask)
-
-        v.each(g.size, channels)
-
-    _each_group(v, g, group)
+def _total(w: AxisWalk, array):
+    """The sum of an array over a group's channels."""
+    return w.folded(lambda at: [w.parameter(array, at)], 1, w.v.add, 0.0)[0]
 
 
-@emitted
-def group_gradients(builder, element: ElementType, lanes: int, g: Groups, parts) -> None:
-    """Write the terms of a gradient, of its sums and products; `parts` are the gradients of bias and scale.
+def kept_inverse(w: AxisWalk, a, mean, squares):
+    """1 / sqrt(variance + epsilon), of the sum of the squares. It and the mean are kept, if that is wanted."""
+    b, v = w.b, w.v
+    inverse = 1.0 / v.sqrt(squares * v.splat_float64(a.share) + v.splat_float64(a.epsilon))
+    with b.if_then(b.icmp_signed("!=", a.mean, const(0))):
+        w.put_statistic(mean, a.mean)
+        w.put_statistic(inverse, a.inverse)
+    return inverse
 
-    With the scaled gradient's mean a and its mean product with x - mean b, the source's gradient is
+
+def gradient_line(w: AxisWalk, a, inverse, totals: list[Any]) -> tuple[Any, Any]:
+    """The slope and the shift of a source's gradient: scale * inverse * gradient + (x - mean) * slope + shift.
+
+    totals: of scale times the gradient, and of that times x - mean. With their means a and b, the source's gradient is
     (scale * gradient - a - (x - mean) * b * inverse²) * inverse.
     """
-    b, v = builder, Vectors(builder, element.computed, lanes)
-    totals_at = [_array(v, g.totals, g.room, which) for which in range(TOTALS)]
-    terms = [_array(v, g.terms, g.room, which) for which in (GRADIENT_SHIFTS, GRADIENT_SLOPES, FACTORS)]
-    of_scale = _array(v, parts, g.room, 1)
-
-    def group(first, statistic) -> None:
-        inverse = v.broadcast(g.inverse + statistic)
-        totals = [v.slots(UNROLL, v.zero) for _ in range(2)]
-
-        def add(offset, mask: Any | None, which: int = 0) -> None:
-            at = first + offset
-            scale = v.load(g.scale + at, mask)
-            for k, (factor, to) in enumerate(((None, parts), (inverse, of_scale))):
-                x = v.load(totals_at[k] + at, mask)
-                b.store(b.load(totals[k][which]) + x * scale, totals[k][which])
-                x = x if factor is None else x * factor
-                v.store(v.load(to + at, mask) + x, to + at, mask)
-
-        for slot in (slot for each in totals for slot in each):
-            b.store(v.zero, slot)
-        v.each(g.size, add, UNROLL)
-        shift, slope = (-v.fold(v.total(each), v.add) * v.splat_float64(g.share) for each in totals)
-        shift, slope = shift * inverse, slope * inverse * inverse * inverse
-
-        def write(offset, mask: Any | None) -> None:
-            at = first + offset
-            factor = v.load(g.scale + at, mask) * inverse
-            for array, value in zip(terms, (shift, slope, factor), strict=True):
-                v.store(value, array + at, mask)
-
-        v.each(g.size, write)
-
-    _each_group(v, g, group)
+    shift, slope = (-each * w.v.splat_float64(a.share) * inverse for each in totals)
+    return slope * inverse * inverse, shift
 
 
 @emitted
-def add_parts(builder, kind: ElementType, lanes: int, totals, parts, count) -> None:
-    """Add `count` numbers to as many float64."""
+def group_means(builder, kind: ElementType, lanes: int, kept: bool, a, u: Unit) -> None:
+    """Write the mean of each group for its channels: of their sums, or as it was kept."""
+    with _each_group(builder, kind, lanes, a, u) as (w, where):
+        mean = w.statistic(a.mean) if kept else _total(w, where(u.totals)) * w.v.splat_float64(a.share)
+        w.each(lambda at: w.put_parameter(mean, where(u.totals, TOTALS + MEANS), at))
+
+
+@emitted
+def group_terms(builder, kind: ElementType, lanes: int, a, u: Unit) -> None:
+    """Write scale / sqrt(variance + epsilon), and the bias, of each channel; sums are of squares then."""
+    with _each_group(builder, kind, lanes, a, u) as (w, where):
+        mean, first = w.v.broadcast(where(u.totals, TOTALS + MEANS)), u.start * w.own_step
+        inverse = kept_inverse(w, a, mean, _total(w, where(u.totals)))
+
+        def channels(at: At) -> None:
+            slope = w.parameter(where(a.scale + first), at) * inverse
+            w.put_parameter(slope, where(u.totals, TOTALS + SLOPES), at)
+            w.put_parameter(w.parameter(where(a.shift + first), at), where(u.totals, TOTALS + SHIFTS), at)
+
+        w.each(channels)
+
+
+@emitted
+def group_gradients(builder, kind: ElementType, lanes: int, a, u: Unit, parts) -> None:
+    """Write the terms of a gradient, of its sums and products; `parts` are the gradients of bias and scale."""
+    with _each_group(builder, kind, lanes, a, u) as (w, where):
+        inverse, scale = w.statistic(a.inverse), where(a.scale + u.start * w.own_step)
+
+        def summands(at: At) -> list[Any]:
+            found = [w.parameter(where(u.totals, which), at) for which in range(TOTALS)]
+            for which, value in enumerate((found[0], found[1] * inverse)):
+                w.add_to_parameter(value, where(parts, which), at)
+            return [x * w.parameter(scale, at) for x in found]
+
+        slope, shift = gradient_line(w, a, inverse, w.folded(summands, 2, w.v.add, 0.0))
+
+        def write(at: At) -> None:
+            terms = {GRADIENT_SLOPES: slope, GRADIENT_SHIFTS: shift, FACTORS: w.parameter(scale, at) * inverse}
+            for which, value in terms.items():
+                w.put_parameter(value, where(u.totals, TOTALS + which), at)
+
+        w.each(write)
+
+
+@emitted
+def sum_parts(builder, kind: ElementType, lanes: int, parts, stride, splits, dst, count) -> None:
+    """Write the sums, by float64, of `count` neighbouring numbers of all splits, which are `stride` bytes apart."""
     b, v, wide = builder, Vectors(builder, kind.computed, lanes), Vectors(builder, element("float64"), lanes)
 
     def vector(offset, mask: Any | None) -> None:
-        to = totals + offset * (wide.itemsize // v.itemsize)
-        part = v.load(parts + offset, mask)
-        part = part if v.itemsize == wide.itemsize else b.fpext(part, wide.kind)
-        wide.store(wide.load(to, mask) + part, to, mask)
+        (total,) = wide.slots(1, wide.zero)
+        with counted(b, splits) as n:
+            part = v.load(parts + n * stride + offset, mask)
+            b.store(b.load(total) + b.fpext(part, wide.kind), total)
+        v.store(b.fptrunc(b.load(total), v.kind), dst + offset, mask)
 
     v.each(count, vector)
-
-
-def _each_group(v: Vectors, g: Groups, body: Callable[[Any, Any], None]) -> None:
-    """body(bytes to the group's first channel in an array, and to its statistics)."""
-    with counted(v.b, g.groups) as n:
-        body(n * g.size * v.itemsize, n * v.itemsize)
-
-
-def _group_total(v: Vectors, address, size):
-    """The sum of so many contiguous elements, in every lane."""
-    (slot,) = v.slots(1, v.zero)
-    v.b.store(v.zero, slot)
-    v.each(size, lambda at, mask: v.b.store(v.b.load(slot) + v.load(address + at, mask), slot))
-    return v.fold(v.b.load(slot), v.add)

@@ -4,24 +4,25 @@ Layer normalisation is a walk over the axis of channels. Groups of channels and 
 which keep sums by channel.
 """
 
-from llvmlite import ir
-
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import as_float64, const, fill_memory, load_f, store_f
+from blockconv.jit.arguments import Arguments, held, word
+from blockconv.jit.ir import fill_memory
 from blockconv.kernels.common.axis_walk import AxisArgs, axis_walk
+from blockconv.kernels.common.geometry import image_at
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.norm.codegen import (
     TOTALS,
-    Groups,
     Span,
-    add_parts,
+    Unit,
+    gradient_line,
     group_gradients,
     group_means,
     group_terms,
+    kept_inverse,
     span_results,
     span_sums,
+    sum_parts,
 )
 
 
@@ -33,34 +34,27 @@ class NormOperands(Arguments):
     shift = word("the bias of each channel", "address", 0)
     mean = word("the means; 0: they are not kept", "address", 0)
     inverse = word("1 / sqrt(variance + epsilon), likewise", "address", 0)
+    of_scale = word("the gradient of the scale of each channel", "address", 0)
+    of_shift = word("the gradient of the bias", "address", 0)
     work = word("two arrays by channel for each split and unit", "address", 0)
-    room = word("of an array by channel, with channels that a last block lacks", "elements", 0)
-    split = word("images of a split, or tasks of the walk; the last may have fewer", "", 0)
+    share = word("1 / elements that have one mean", "bits of a float64", 0)
     epsilon = word("what is added to a variance", "bits of a float64")
 
 
-class NormArgs(Operands, NormOperands):
-    """A norm, or its gradient, whose statistics are of each group of channels, or, of a batch, of each channel.
+class NormCut(Arguments):
+    """How the elements of an array are cut.
 
     A unit is some channels of an image: whole blocks, or all. A chunk is pixels of an image, in a row.
     """
 
-    residual = word("what is added to the result; 0: nothing", "address", 0)
-    of_scale = word("the gradient of the scale of each channel", "address", 0)
-    of_shift = word("the gradient of the bias", "address", 0)
-    old_mean = word("of a batch, the running mean of each channel; 0: there is none", "address", 0)
-    old_variance = word("the running variance; 0: there is none", "address", 0)
-    new_mean = word("what the running mean becomes", "address", 0)
-    new_variance = word("what the running variance becomes", "address", 0)
-    numbers = word("of a batch: momentum of running statistics, lower and upper bound, float64", "address", 0)
-    terms_at = word("of a batch, from there to the terms", "bytes", 0)
-    image = word("from an image to the next, in a block of images", "bytes")
+    n = word("from an image to the next, in a block of images", "bytes")
     images = word("in a block of images")
     image_block = word("from a block of images to the next", "bytes")
     all_images = word("whose statistics are apart")
     units = word("in an image")
     unit = word("channels of a unit; the last may have fewer")
     channels = word("of an image")
+    room = word("of an array by channel, with channels that a last block lacks", "elements")
     padded = word("channels that the last block lacks, and that are written")
     block = word("channels of a block; of a unit, where all channels are contiguous")
     block_stride = word("from a block of channels to the next", "bytes")
@@ -68,11 +62,33 @@ class NormArgs(Operands, NormOperands):
     row_stride = word("from one of these to the next", "bytes")
     pixels = word("of one of these")
     pixel_stride = word("from a pixel to the next", "bytes")
-    chunk = word("pixels of a chunk, at the most: their sum is added to the total at once")
+    period = word("channels of a pixel, if pixels are contiguous and a vector holds several; else 0")
+    chunk = word("pixels of a chunk, at the most: their sum is added to the total at once", "", 1)
+    joined = word("channels of a group whose pixels are one contiguous row; their sum is the first one's", "", 1)
+    splits = word("shares of the images, or of their chunks", "", 1)
+    split = word("images of a split, or tasks of the walk; the last may have fewer", "", 0)
+
+    @property
+    def row_chunks(self) -> int:
+        return -(-self.pixels // self.chunk)
+
+    @property
+    def chunks(self) -> int:
+        return self.all_images * self.rows * self.row_chunks
+
+
+class NormArgs(Operands, NormOperands, NormCut):
+    """A norm, or its gradient, whose statistics are of each group of channels, or, of a batch, of each channel."""
+
+    residual = word("what is added to the result; 0: nothing", "address", 0)
+    old_mean = word("of a batch, the running mean of each channel; 0: there is none", "address", 0)
+    old_variance = word("the running variance; 0: there is none", "address", 0)
+    new_mean = word("what the running mean becomes", "address", 0)
+    new_variance = word("what the running variance becomes", "address", 0)
+    numbers = word("of a batch: momentum of running statistics, lower and upper bound, float64", "address", 0)
+    terms_at = word("of a batch, from there to the terms", "bytes", 0)
     row_chunks = word("chunks of a row")
     chunks = word("of all images")
-    joined = word("channels of a group whose pixels are one contiguous row; their sum is the first one's", "", 1)
-    splits = word("shares of the images, or of their chunks")
     groups = word("of an image", "", 0)
     group = word("channels of a group", "", 0)
     count = word("elements that have one mean")
@@ -106,7 +122,7 @@ def over_unit(a, image, start, totals, joined, nbytes, apply):
 
     joined: channels whose pixels are visited as one row. nbytes: of a number.
     """
-    at = image // a.images * a.image_block + image % a.images * a.image + start // a.block * a.block_stride
+    at = image_at(start // a.block * a.block_stride, image, a)
     count, block, pixels = min(a.unit, a.channels - start), a.block * joined, a.pixels * joined
     rows, parts = a.rows, (pixels + a.chunk - 1) // a.chunk
     for k in range((count + block - 1) // block):
@@ -118,22 +134,10 @@ def over_unit(a, image, start, totals, joined, nbytes, apply):
                 apply(span_of(a, offset, part * a.chunk, pixels, first, sums, terms))
 
 
-def _groups(a, image, start, totals, nbytes):
+def _unit(a, image, start, totals):
     """The groups of a unit, which begins with the channel `start`."""
-    statistic = (image * a.groups + start // a.group) * nbytes
-    return Groups(
-        groups=min(a.unit, a.channels - start) // a.group,
-        size=a.group,
-        totals=totals,
-        terms=totals + TOTALS * a.room * nbytes,
-        room=a.room,
-        scale=a.scale + start * nbytes,
-        shift=a.shift + start * nbytes,
-        mean=a.mean + statistic if a.mean != 0 else 0,
-        inverse=a.inverse + statistic,
-        share=1.0 / a.count,
-        epsilon=as_float64(a.epsilon),
-    )
+    groups = min(a.unit, a.channels - start) // a.group
+    return Unit(start, groups, image * a.groups + start // a.group, totals)
 
 
 @jit.kernel
@@ -157,14 +161,14 @@ def group_norm(element, lanes, period, ragged):
         totals = TOTALS * a.room * nbytes
         for task in range(first, last):
             image, start = task // a.units, task % a.units * a.unit
-            groups = _groups(a, image, start, scratch, nbytes)
+            unit = _unit(a, image, start, scratch)
             fill_memory(scratch, totals + a.room * nbytes, 0)  # and the means
             if a.centred:
                 over_unit(a, image, start, scratch, a.joined, nbytes, add_elements)
-                group_means(kind, lanes, False, groups)
+                group_means(kind, lanes, False, held(a), unit)
                 fill_memory(scratch, totals, 0)
             over_unit(a, image, start, scratch, a.joined, nbytes, add_squares)
-            group_terms(kind, lanes, groups)
+            group_terms(kind, lanes, held(a), unit)
             over_unit(a, image, start, scratch, 1, nbytes, normalise)
 
     return kernel
@@ -191,11 +195,11 @@ def group_norm_backward(element, lanes, period, ragged):
             parts = a.work + 2 * room * task
             fill_memory(parts, 2 * room, 0)
             for image in range(split * a.split, min((split + 1) * a.split, a.all_images)):
-                groups = _groups(a, image, start, scratch, nbytes)
+                unit = _unit(a, image, start, scratch)
                 fill_memory(scratch, TOTALS * room, 0)
-                group_means(kind, lanes, True, groups)
+                group_means(kind, lanes, True, held(a), unit)
                 over_unit(a, image, start, scratch, 1, nbytes, add_products)
-                group_gradients(kind, lanes, groups, parts)
+                group_gradients(kind, lanes, held(a), unit, parts)
                 over_unit(a, image, start, scratch, 1, nbytes, write_gradient)
 
     return kernel
@@ -204,8 +208,9 @@ def group_norm_backward(element, lanes, period, ragged):
 class LayerNormArgs(AxisArgs, NormOperands):
     """Layer normalisation of each position."""
 
-    tasks = word("of a gradient: tasks of the walk", "", 0)
-    share = word("1 / channels", "bits of a float64")
+    room = word("of a gradient: as of `NormCut`", "elements", 0)
+    split = word("likewise", "", 0)
+    tasks = word("of the walk", "", 0)
 
 
 @jit.kernel
@@ -213,21 +218,15 @@ def layer_norm(element, lanes, direction, centred):
     """The mean, the mean square of the deviations, the results. centred: 0: the mean counts as 0."""
 
     def body(w):
-        b, v, a = w.b, w.v, LayerNormArgs.load(w.b, w.run.args, held=True)
-        share, epsilon = (v.splat_float64(b.bitcast(bits, ir.DoubleType())) for bits in (a.share, a.epsilon))
+        v, a = w.v, LayerNormArgs.load(w.b, w.run.args, held=True)
         mean = v.zero
 
         def apart(at):
             return v.load(w.run.src + at.offset, at.mask) - mean
 
         if centred:
-            (total,) = w.sums(lambda at: [apart(at)], 1)
-            mean = total * share
-        (total,) = w.sums(lambda at: [apart(at) * apart(at)], 1)
-        inverse = 1.0 / v.sqrt(total * share + epsilon)
-        with b.if_then(b.icmp_signed("!=", a.mean, const(0))):
-            w.put_statistic(mean, a.mean)
-            w.put_statistic(inverse, a.inverse)
+            mean = w.sums(lambda at: [apart(at)], 1)[0] * v.splat_float64(a.share)
+        inverse = kept_inverse(w, a, mean, w.sums(lambda at: [apart(at) * apart(at)], 1)[0])
 
         def result(at):
             slope, shift = w.parameter(a.scale, at) * inverse, w.parameter(a.shift, at)
@@ -240,16 +239,12 @@ def layer_norm(element, lanes, direction, centred):
 
 @jit.kernel
 def layer_norm_backward(element, lanes, direction):
-    """A task is a split of the walk's: the gradient of each, and their part of the gradients of bias and scale.
-
-    `group_gradients` has the formula of the gradient of the source.
-    """
+    """A task is a split of the walk's: the gradient of each, and their part of the gradients of bias and scale."""
     kind = ElementType.of(element)
     nbytes = kind.computed.itemsize
 
     def body(w):
-        b, v, run, a = w.b, w.v, w.run, LayerNormArgs.load(w.b, w.run.args, held=True)
-        share = v.splat_float64(b.bitcast(a.share, ir.DoubleType()))
+        v, run, a = w.v, w.run, LayerNormArgs.load(w.b, w.run.args, held=True)
         mean, inverse = w.statistic(a.mean), w.statistic(a.inverse)
         of_scale = run.own + a.room * nbytes
 
@@ -265,9 +260,7 @@ def layer_norm_backward(element, lanes, direction):
                 w.add_to_parameter(value, part, at)
             return [grad * scale, product * scale]
 
-        totals = w.sums(summands, 2)
-        shift, slope = (-each * share * inverse for each in totals)
-        slope = slope * inverse * inverse
+        slope, shift = gradient_line(w, a, inverse, w.sums(summands, 2))
 
         def result(at):
             grad, apart, scale = loaded(at)
@@ -290,23 +283,18 @@ def layer_norm_backward(element, lanes, direction):
 
 @jit.kernel
 def group_norm_parameters(element, lanes):
-    """A task is a unit: the gradients of bias and scale, of the parts of all splits in their order.
-
-    Scratch: two float64 of each channel of a unit.
-    """
+    """A task is a unit: the gradients of bias and scale, of the parts of all splits in their order."""
     kind = ElementType.of(element)
     nbytes = kind.computed.itemsize
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
+        room = a.room * nbytes
         for unit in range(first, last):
-            fill_memory(scratch, 16 * a.room, 0)
-            for split in range(a.splits):
-                parts = a.work + 2 * a.room * nbytes * (split * a.units + unit)
-                add_parts(kind, lanes, scratch, parts, 2 * a.room)
-            for c in range(min(a.unit, a.channels - unit * a.unit)):
-                channel = (unit * a.unit + c) * nbytes
-                store_f(a.of_shift + channel, load_f(scratch + 8 * c, 8), nbytes)
-                store_f(a.of_scale + channel, load_f(scratch + 8 * (a.room + c), 8), nbytes)
+            start, stride = unit * a.unit, 2 * room * a.units
+            count = min(a.unit, a.channels - start)
+            for which in range(2):
+                part, dst = a.work + room * (2 * unit + which), a.of_scale if which else a.of_shift
+                sum_parts(kind, lanes, part, stride, a.splits, dst + start * nbytes, count)
 
     return kernel
