@@ -45,6 +45,9 @@ class Tensor:
         return len(self.shape)
 
 
+Tensors = tuple[Tensor, ...]
+
+
 class Site(NamedTuple):
     """A node of a network with its values.
 
@@ -55,8 +58,8 @@ class Site(NamedTuple):
     """
 
     name: str
-    inputs: tuple[Tensor, ...]
-    parameters: tuple[Tensor, ...]
+    inputs: Tensors
+    parameters: Tensors
     output: Tensor
     constant: tuple[bool, ...]
     made: tuple[bool, ...]
@@ -115,7 +118,7 @@ class Reach:
 Windows = dict[int, tuple[int, Reach]]  # axis of the output: the source's axis, and what is read along it
 
 
-Axes = tuple[int, ...]  # that are pixels
+Axes = tuple[int, ...]
 Reads = list[Windows] | str  # of each input, or why it has no bounds
 
 

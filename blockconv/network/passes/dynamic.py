@@ -24,7 +24,7 @@ from blockconv.network.ops import (
     Slice,
 )
 from blockconv.network.passes import simplify
-from blockconv.network.passes.rewrite import Edit, after, on, rewritten
+from blockconv.network.passes.rewrite import Edit, rewritten, rule
 
 _WHOLE = Dequantize(Quantization(1.0))  # integers as floats
 
@@ -64,7 +64,7 @@ def _factor(edit: Edit, name: str) -> _Factor | None:
     return None
 
 
-@on(Binary)
+@rule
 def _scale(edit: Edit, node: Node, a: Binary) -> bool:
     """A value times a factor, where the value is made of sums alone, which take the factor in."""
     shape = edit.shape(node.output)
@@ -144,7 +144,7 @@ class _Scaled:
         return True
 
 
-@after(DynamicConv2d, Affine)
+@rule
 def affine_into_dynamic(edit: Edit, node: Node, a: Affine, conv: Node, b: DynamicConv2d) -> bool:
     """A scale and a shift of channels are part of the convolution before them."""
     if not b.activation.is_identity or b.dtype != "float32" or len(conv.inputs) > 2:

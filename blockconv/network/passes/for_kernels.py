@@ -36,6 +36,7 @@ from blockconv.network.ops import (
     Reshape,
     Transpose,
 )
+from blockconv.network.ops.rule import Layouts
 from blockconv.network.passes.rewrite import drop_dead_code
 
 
@@ -175,7 +176,7 @@ def widened(network: Network, layouts: tuple[Layout, ...] = (Layout("NCHW64"),))
     return _with_conversions(network, "bytes", wrapped)
 
 
-def _has_kernels(network: Network, node: Node, layouts: tuple[Layout, ...]) -> bool:
+def _has_kernels(network: Network, node: Node, layouts: Layouts) -> bool:
     """Whether kernels take a node's packed values as they are."""
     a = node.attributes
     if isinstance(a, CONVERSIONS):
@@ -192,7 +193,7 @@ def _has_kernels(network: Network, node: Node, layouts: tuple[Layout, ...]) -> b
     return _takes(node.op, pool.problem(network.shape(node.inputs[0])), Types.all(dst.array_dtype), layouts)
 
 
-def _takes(op: str, problem: Any, types: Types, layouts: tuple[Layout, ...]) -> bool:
+def _takes(op: str, problem: Any, types: Types, layouts: Layouts) -> bool:
     """Whether the table has a kernel for a problem, from any of these layouts to any of them."""
     ways = itertools.product(rows_for(op, types), layouts, layouts)
     return any(not row.reference and row.rejects(problem, src, dst, types) is None for row, src, dst in ways)

@@ -39,7 +39,7 @@ from blockconv.network.ops import (
 )
 from blockconv.network.passes import dynamic, integers, precision, products, simplify
 from blockconv.network.passes.for_kernels import widened
-from blockconv.network.passes.rewrite import Edit, adding_convolution, after, drop_dead_code, on, refitted, rewritten
+from blockconv.network.passes.rewrite import Edit, adding_convolution, drop_dead_code, refitted, rewritten, rule
 from blockconv.network.passes.spelled import SPELLED, norm_of_pixels
 from blockconv.network.passes.volumes import VOLUMES
 
@@ -114,13 +114,13 @@ def fold_padding(network: Network) -> Network:
     return rewritten(network, _pad_into_conv, _pad_into_pool)
 
 
-@after(Pad, Conv2d)
+@rule
 def _pad_into_conv(edit: Edit, node: Node, a: Conv2d, before: Node, pad: Pad) -> bool:
     pads = _joined(pad, a.pads) if pad.value == 0 else None
     return pads is not None and edit.skip(before, node, replace(a, pads=pads))
 
 
-@after(Pad, Pool2d)
+@rule
 def _pad_into_pool(edit: Edit, node: Node, a: Pool2d, before: Node, pad: Pad) -> bool:
     pads = None if a.kernel is None else _joined(pad, a.pads)
     if pads is None:
@@ -145,7 +145,7 @@ def flatten_into_conv(network: Network) -> Network:
     return rewritten(network, _flat_conv)
 
 
-@after(Reshape, Convolution, shared=True)
+@functools.partial(rule, shared=True)
 def _flat_conv(edit: Edit, node: Node, a: Convolution, flat: Node, b: Reshape) -> bool:
     if len(node.inputs) > 1:
         return False
@@ -168,11 +168,11 @@ def fuse_epilogues(network: Network, dtype: FloatType = "float32") -> Network:
     return rewritten(network, *affines, together, _residual_into_conv, _activation_into, _activation_before_concat)
 
 
-@after(Weighted, Affine)
+@rule
 def _affine_into_conv(
     edit: Edit, node: Node, a: Affine, conv: Node, b: Conv2d | ConvTranspose2d, dtype: FloatType
 ) -> bool:
-    if not isinstance(b, (Conv2d, ConvTranspose2d)) or not b.activation.is_identity:
+    if not b.activation.is_identity:
         return False
     scale, shift = (each.astype(np.float64) for each in edit.parameters(node))
     if len(conv.inputs) > 1 and simplify.even(scale) != 1:  # it would scale the residual
@@ -206,7 +206,7 @@ class _Branch(NamedTuple):
     attributes: Conv2d
 
 
-@on(Binary)
+@rule
 def _parallel_convs(edit: Edit, node: Node, a: Binary, dtype: FloatType) -> bool:
     """The sum of two convolutions of one value becomes one, if one's window contains the other's.
 
@@ -281,7 +281,7 @@ def _taps(inner: _Branch, outer: _Branch) -> list[npt.NDArray[np.intp]] | None:
     return found
 
 
-@on(Binary)
+@rule
 def _residual_into_conv(edit: Edit, node: Node, a: Binary) -> bool:
     """A convolution adds the other operand of an addition in its store; of two convolutions, the later one does."""
     found = adding_convolution(edit, node, _gives_floats) if a.kind == "add" else None
@@ -301,7 +301,7 @@ def _gives_floats(attributes: Op) -> bool:
 _ACTIVATING = Weighted, Affine, Binary, Activate  # ops that may end with an activation
 
 
-@on(Activate)
+@rule
 def _activation_into(edit: Edit, node: Node, a: Activate) -> bool:
     if a.activation.kind == ActivationKind.FUNCTION:
         return False
@@ -317,7 +317,7 @@ def _activation_into(edit: Edit, node: Node, a: Activate) -> bool:
     return False
 
 
-@after(Concat, Activate)
+@rule
 def _activation_before_concat(edit: Edit, node: Node, a: Activate, concat: Node, b: Concat) -> bool:
     """An activation of a concatenation moves to its parts, if each part can take it in, or does not need it."""
     act, parts = a.activation, list(concat.inputs)

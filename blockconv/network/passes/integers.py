@@ -39,7 +39,7 @@ from blockconv.network.ops import (
     Reshape,
 )
 from blockconv.network.ops.rule import Tensor
-from blockconv.network.passes.rewrite import Edit, adding_convolution, after, on, rewritten
+from blockconv.network.passes.rewrite import Edit, adding_convolution, rewritten, rule
 
 
 def convolutions(network: Network) -> Network:
@@ -129,7 +129,7 @@ def _goes_down(edit: Edit, node: Node) -> bool:
     return edit.replace((*_only_read_here(edit, node.inputs), node), moved, after)
 
 
-@after(Op, Quantize)
+@rule
 def _goes_up(edit: Edit, node: Node, a: Quantize, before: Node, b: Op) -> bool:
     """quantize(op(x)) is op(quantize(x)) where the op only moves elements."""
     if not moves_integers(b, element(a.dtype)):
@@ -142,7 +142,7 @@ def _goes_up(edit: Edit, node: Node, a: Quantize, before: Node, b: Op) -> bool:
     return edit.replace((before, node), *made, moved)
 
 
-@on(Quantize)
+@rule
 def _quantize_of_dequantize(edit: Edit, node: Node, a: Quantize) -> bool:
     """Integers that become others, or the same."""
     source = _dequantize(edit, node.inputs[0])
@@ -158,7 +158,7 @@ def _quantize_of_dequantize(edit: Edit, node: Node, a: Quantize) -> bool:
 # ---------------------------------------------------------------- what computes
 
 
-@on(Conv2d)
+@rule
 def _conv_of_integers(edit: Edit, node: Node, a: Conv2d) -> bool:
     source, weight = _dequantize(edit, node.inputs[0]), _weight(edit, node.parameters[0], 0)
     if source is None or weight is None:
@@ -178,7 +178,7 @@ def _conv_of_integers(edit: Edit, node: Node, a: Conv2d) -> bool:
     return edit.replace((*_only_read_here(edit, node.inputs[:1]), node), conv)
 
 
-@after(ConvTranspose2d, Activate)
+@rule
 def _transposed_activates(edit: Edit, node: Node, a: Activate, before: Node, b: ConvTranspose2d) -> bool:
     """A transposed convolution takes the activation that follows it, before its channels become pixels."""
     if not b.activation.is_identity or a.activation.kind == ActivationKind.FUNCTION:
@@ -186,7 +186,7 @@ def _transposed_activates(edit: Edit, node: Node, a: Activate, before: Node, b: 
     return edit.merge(before, node, replace(b, activation=a.activation))
 
 
-@on(ConvTranspose2d)
+@rule
 def _transposed_conv(edit: Edit, node: Node, a: ConvTranspose2d) -> bool:
     """A transposed convolution of dequantized values becomes a convolution, whose channels become pixels.
 
@@ -197,25 +197,21 @@ def _transposed_conv(edit: Edit, node: Node, a: ConvTranspose2d) -> bool:
     if weight is None or a.dilation != (1, 1) or _dequantize(edit, node.inputs[0]) is None:
         return False
     integers, given = weight
-    (_, _, *sizes), (sh, sw) = edit.shape(node.output), a.stride
-    taps = [-(-size // step) for size, step in zip(integers.shape[2:], a.stride, strict=True)]
-    firsts = [divmod(begin, step) for (begin, _), step in zip(a.pads, a.stride, strict=True)]
-    rows, cols = (-(-(rest + size) // s) for (_, rest), size, s in zip(firsts, sizes, a.stride, strict=True))
-    pads = []
-    for read, made, size, (first, _) in zip(edit.shape(node.inputs[0])[2:], (rows, cols), taps, firsts, strict=True):
-        begin = size - 1 - first
-        pads.append((begin, made - read - begin + size - 1))
+    (sh, sw), shapes = a.stride, (edit.shape(node.inputs[0]), edit.shape(node.output), integers.shape)
+    sides: list[Any] = []
+    for read, size, kernel, step, (begin, _) in zip(*(shape[2:] for shape in shapes), a.stride, a.pads, strict=True):
+        first, rest = divmod(begin, step)
+        count, made = -(-kernel // step), -(-(rest + size) // step)
+        before = count - 1 - first
+        sides.append((count, (before, made - read - before + count - 1), (-rest, rest + size - made * step)))
+    taps, pads, cuts = zip(*sides, strict=True)
     if min(map(min, pads)) < 0:
         return False
-    cuts = [
-        (-rest, rest + size - made * step)
-        for (_, rest), size, made, step in zip(firsts, sizes, (rows, cols), a.stride, strict=True)
-    ]
     scales = np.tile(np.repeat(given.scale, sh * sw), a.groups) if given.scale.ndim else given.scale
     stored = edit.constant(f"{node.name}.weight", _of_remainders(integers, a.groups, a.stride, taps))
     names = [edit.value_name(f"{node.output}.{part}") for part in ("real", "sums", "pixels", "cut")]
     bias = [edit.constant(f"{node.name}.bias", np.repeat(_values(edit, name), sh * sw)) for name in node.parameters[1:]]
-    conv = Conv2d((1, 1), (pads[0], pads[1]), (1, 1), a.groups, a.activation)
+    conv = Conv2d((1, 1), pads, (1, 1), a.groups, a.activation)
     nodes = [
         Node(f"{node.name}.weight", Dequantize(Quantization(scales)), (stored,), names[0]),
         Node(node.name, conv, node.inputs, names[1], (names[0], *bias)),
@@ -256,7 +252,7 @@ def _integer_bias(edit: Edit, node: Node, scale: Any) -> Array | None:
     return np.broadcast_to(np.nan_to_num(np.clip(whole, bounds.min, bounds.max), nan=bounds.max), wide).astype(np.int32)
 
 
-@after(QuantizedConv2d, Quantize)
+@rule
 def _conv_stores(edit: Edit, node: Node, a: Quantize, conv: Node, b: QuantizedConv2d) -> bool:
     """A convolution of integers stores integers, and adds a residual of them."""
     if b.dtype != "float32":
@@ -273,7 +269,7 @@ def _conv_stores(edit: Edit, node: Node, a: Quantize, conv: Node, b: QuantizedCo
     return edit.replace((*gone, conv, node), fused)
 
 
-@after(Op, Quantize)
+@rule
 def _op_stores(edit: Edit, node: Node, a: Quantize, before: Node, of: Op) -> bool:
     """An op between dequantized values and a Quantize is one of integers."""
     if of.on_integers() != "computes":
@@ -290,7 +286,7 @@ def _op_stores(edit: Edit, node: Node, a: Quantize, before: Node, of: Op) -> boo
     return edit.replace((*gone, before, node), made)
 
 
-@on(Quantized)
+@rule
 def _conv_adds(edit: Edit, node: Node, a: Quantized) -> bool:
     """A convolution of integers adds the other operand of an integer addition in its store; of two, the later does.
 
@@ -311,7 +307,7 @@ def _gives(of: Op, dtype: str) -> bool:
     return isinstance(of, QuantizedConv2d) and of.dtype == dtype and of.sum is None
 
 
-@after(QuantizedConv2d, Quantized)
+@rule
 def _conv_scales(edit: Edit, node: Node, a: Quantized, conv: Node, b: QuantizedConv2d) -> bool:
     """A convolution of integers multiplies and shifts its channels in its store, as if it had stored them before."""
     if not isinstance(a.of, Affine) or element(a.dtype).is_packed or not _gives(b, a.dtype):
@@ -319,7 +315,7 @@ def _conv_scales(edit: Edit, node: Node, a: Quantized, conv: Node, b: QuantizedC
     return _scaled(edit, conv, node, replace(b, activation=a.of.activation, sum=b.dst, dst=a.dst), b)
 
 
-@after(QuantizedConv2d, Affine)
+@rule
 def affine_into_conv(edit: Edit, node: Node, a: Affine, conv: Node, b: QuantizedConv2d) -> bool:
     """A convolution of integers that gives float32 multiplies and shifts its channels."""
     return b.dtype == "float32" and _scaled(edit, conv, node, replace(b, activation=a.activation), b)
@@ -334,7 +330,7 @@ def _scaled(edit: Edit, conv: Node, affine: Node, attributes: QuantizedConv2d, b
     return edit.merge(conv, affine, attributes, parameters=(weight, *bias, *affine.parameters))
 
 
-@on(Quantize, Quantized, Requantize, Lookup)
+@rule
 def _op_looks_up(edit: Edit, node: Node, a: Quantize | Quantized | Requantize | Lookup) -> bool:
     found = _element_wise(edit, node) if a.dtype in BYTES else None
     if found is None:

@@ -15,7 +15,7 @@ from blockconv.core.text import take_name
 from blockconv.core.types import Array, FloatType, element, ieee, numpy_dtype
 from blockconv.network.graph import Network, Node, holds, taken_names
 from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Weighted
-from blockconv.network.passes.rewrite import Edit, after, refitted, rewritten
+from blockconv.network.passes.rewrite import Edit, refitted, rewritten, rule
 from blockconv.network.passes.simplify import elementwise_after_reshape
 
 _FLOAT32 = element("float32")
@@ -100,7 +100,7 @@ def _check_factor(network: Network, name: str, stored: Array) -> None:
             raise NetworkError(network.name, "precision", stored.dtype.name, rule, remedy)
 
 
-@after(Conv2d, Cast)
+@rule
 def _conv_stores(edit: Edit, node: Node, a: Cast, conv: Node, b: Conv2d) -> bool:
     """A convolution stores float32, if it adds no residual of 16 bits."""
     return a.dtype == "float32" and len(conv.inputs) == 1 and edit.merge(conv, node, replace(b, dtype="float32"))

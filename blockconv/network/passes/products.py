@@ -8,13 +8,13 @@ from blockconv.core.checks import Shape
 from blockconv.core.types import Array
 from blockconv.network.graph import Node
 from blockconv.network.ops import Affine, Attention, Binary, MatMul, Op, Reshape, Softmax, Transpose
-from blockconv.network.passes.rewrite import Edit, after, on
+from blockconv.network.passes.rewrite import Edit, rule
 from blockconv.network.passes.simplify import even
 
 MOST_MASK = 1 << 24  # elements of a mask that several constants become
 
 
-@on(MatMul, Attention)
+@rule
 def _reads_transposed(edit: Edit, node: Node, a: MatMul | Attention) -> bool:
     """A product reads its operands in the order of axes that they have before a transpose."""
     for k in range(len(a.orders) - 1):
@@ -27,11 +27,9 @@ def _reads_transposed(edit: Edit, node: Node, a: MatMul | Attention) -> bool:
     return False
 
 
-@after(Op, Transpose)
-def _writes_transposed(edit: Edit, node: Node, a: Transpose, before: Node, b: Op) -> bool:
+@rule
+def _writes_transposed(edit: Edit, node: Node, a: Transpose, before: Node, b: MatMul | Attention) -> bool:
     """A product writes its result in the order of axes that a transpose gives it."""
-    if not isinstance(b, (MatMul, Attention)):
-        return False
     *orders, last = b.orders
     order = a.perm if last is None else tuple(last[axis] for axis in a.perm)
     return edit.merge(before, node, replace(b, orders=(*orders, order)))
@@ -62,7 +60,7 @@ class _Scores:
         self.mask = term if self.mask is None else self.mask + term
 
 
-@on(MatMul)
+@rule
 def _is_attention(edit: Edit, node: Node, second: MatMul) -> bool:
     """softmax(scale * (a @ b) + mask) @ c, as networks spell it: with the scale before or after, and masks added."""
     if second.orders[0] is not None:
@@ -98,7 +96,7 @@ def _goes_up(edit: Edit, found: _Scores) -> bool:
     return True
 
 
-@on(Affine)
+@rule
 def _up_affine(edit: Edit, node: Node, a: Affine, found: _Scores) -> bool:
     scale, shift = edit.parameters(node)
     factor = even(scale)
@@ -110,7 +108,7 @@ def _up_affine(edit: Edit, node: Node, a: Affine, found: _Scores) -> bool:
     return True
 
 
-@on(Binary)
+@rule
 def _up_binary(edit: Edit, node: Node, a: Binary, found: _Scores) -> bool:
     sides = (1, 0) if a.kind in ("add", "mul") else (1,)
     for at in sides if a.activation.is_identity else ():
@@ -139,7 +137,7 @@ def _is_scores(edit: Edit, name: str) -> bool:
     return any(edit.private(name, kind) is not None for kind in (MatMul, Affine, Binary))
 
 
-@on(Reshape)
+@rule
 def _up_reshape(edit: Edit, node: Node, a: Reshape, found: _Scores) -> bool:
     shape = edit.shape(node.inputs[0])
     if shape[-2:] != found.shape[-2:] or len(shape) < 2 or found.flowing:
@@ -162,7 +160,7 @@ def _mask(edit: Edit, node: Node, found: _Scores) -> tuple[str, ...]:
     return (edit.constant(f"{node.name}.mask", np.ascontiguousarray(mask, edit.type(node.output).dtype)),)
 
 
-@on(Attention)
+@rule
 def _takes_scale(edit: Edit, node: Node, a: Attention) -> bool:
     """Attention multiplies scores by the number that its operands were multiplied by before."""
     for k in (0, 1):
@@ -177,7 +175,7 @@ def _takes_scale(edit: Edit, node: Node, a: Attention) -> bool:
     return False
 
 
-@on(MatMul, Attention)
+@rule
 def _with_its_axes(edit: Edit, node: Node, a: MatMul | Attention) -> bool:
     """If reshapes merged operands' axes before the last two, the op reads their inputs. Its result is merged."""
     if any(order and order[0] for order in a.orders):

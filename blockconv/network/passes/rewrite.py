@@ -214,37 +214,26 @@ def _inferred(node: Node, values: Mapping[str, tuple[Shape, ElementType]]) -> tu
 Rule = Callable[..., bool]  # of an edit and a node, and of what a pass gives by keyword
 
 
-def on(*kinds: builtins.type[Op]) -> Callable[[Callable[..., bool]], Rule]:
-    """A rule for nodes of these kinds. It is called with the edit, the node and its attributes."""
+def rule(of: Callable[..., bool], shared: bool = False) -> Rule:
+    """A rule for the nodes whose attributes are of the type that its third parameter has.
 
-    def decorate(rule: Callable[..., bool]) -> Rule:
-        def apply(edit: Edit, node: Node, **more: Any) -> bool:
-            return isinstance(node.attributes, kinds) and rule(edit, node, node.attributes, **more)
-
-        return apply
-
-    return decorate
-
-
-def after(
-    kind: builtins.type[Op], *kinds: builtins.type[Op], shared: bool = False
-) -> Callable[[Callable[..., bool]], Rule]:
-    """A rule for nodes of `kinds` whose first input a node of `kind` makes.
-
-    It is called with the edit, the node, its attributes, that other node, and its attributes.
+    It is called with the edit, the node and its attributes. A fourth parameter that is a node is the maker of the first
+    input, which nothing else reads. The fifth is the maker's attributes, and their type says which makers these are.
 
     shared: also if others read that input.
     """
+    _, _, kind, *others = of.__annotations__.values()
+    before: Any = others[1] if others[0] is Node else None
 
-    def decorate(rule: Callable[..., bool]) -> Rule:
-        @on(*kinds)
-        def apply(edit: Edit, node: Node, attributes: Op, **more: Any) -> bool:
-            before = (edit.producer if shared else edit.private)(node.inputs[0], kind)
-            return before is not None and rule(edit, node, attributes, *before, **more)
+    def apply(edit: Edit, node: Node, **more: Any) -> bool:
+        if not isinstance(node.attributes, kind):
+            return False
+        if before is None:
+            return of(edit, node, node.attributes, **more)
+        found = (edit.producer if shared else edit.private)(node.inputs[0], before)
+        return found is not None and of(edit, node, node.attributes, *found, **more)
 
-        return apply
-
-    return decorate
+    return apply
 
 
 def rewritten(network: Network, *rules: Rule) -> Network:

@@ -1,5 +1,6 @@
 """Rules that reduce the many spellings of an op to one, and drop ops that change nothing."""
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +28,7 @@ from blockconv.network.ops import (
     Slice,
     Transpose,
 )
-from blockconv.network.passes.rewrite import Edit, after, on
+from blockconv.network.passes.rewrite import Edit, rule
 
 LEAST = float(np.finfo(np.float32).tiny)
 
@@ -49,7 +50,7 @@ def _idle(edit: Edit, node: Node) -> bool:
     return idle and edit.bypass(node)
 
 
-@after(Reshape, Reshape, shared=True)
+@functools.partial(rule, shared=True)
 def _reshape_of_reshape(edit: Edit, node: Node, a: Reshape, before: Node, b: Reshape) -> bool:
     """The second reads what the first does; the first goes if nothing else reads it."""
     if 0 in edit.shape(node.output):
@@ -59,20 +60,20 @@ def _reshape_of_reshape(edit: Edit, node: Node, a: Reshape, before: Node, b: Res
     return edit.skip(before, node, Reshape(tuple(said or size for said, size in sizes)))
 
 
-@after(Transpose, Transpose, shared=True)
+@functools.partial(rule, shared=True)
 def _transpose_of_transpose(edit: Edit, node: Node, a: Transpose, before: Node, b: Transpose) -> bool:
     """The second reads what the first does; the first goes if nothing else reads it."""
     return edit.skip(before, node, Transpose(tuple(b.perm[axis] for axis in a.perm)))
 
 
-@after(Reshape, Activate, Affine, Cast)
-def elementwise_after_reshape(edit: Edit, node: Node, a: Op, before: Node, b: Reshape) -> bool:
+@rule
+def elementwise_after_reshape(edit: Edit, node: Node, a: Activate | Affine | Cast, before: Node, b: Reshape) -> bool:
     """Elementwise ops go before a reshape, where the op that computes the values can take them in."""
     src, dst = edit.shape(before.inputs[0]), edit.shape(node.output)
     return (not isinstance(a, Affine) or src[:2] == dst[:2]) and edit.exchange(before, node, before.inputs)
 
 
-@on(Binary)
+@rule
 def _binary_after_reshape(edit: Edit, node: Node, a: Binary) -> bool:
     """A binary op with a constant for each channel goes before a reshape: a bias after a product of matrices."""
     for at, other, constant in edit.constant_operands(node):
@@ -93,7 +94,7 @@ def _binary_after_reshape(edit: Edit, node: Node, a: Binary) -> bool:
     return False
 
 
-@on(Binary)
+@rule
 def _broadcast_once(edit: Edit, node: Node, a: Binary) -> bool:
     """Arithmetic broadcasts operands itself, so it reads an operand as it was before a product with ones."""
     for at in (0, 1):
@@ -108,7 +109,7 @@ def _broadcast_once(edit: Edit, node: Node, a: Binary) -> bool:
     return False
 
 
-@on(Concat)
+@rule
 def _concat_of_concat(edit: Edit, node: Node, a: Concat) -> bool:
     for i, name in enumerate(node.inputs):
         before = edit.private(name, Concat)
@@ -118,7 +119,7 @@ def _concat_of_concat(edit: Edit, node: Node, a: Concat) -> bool:
     return False
 
 
-@on(Concat)
+@rule
 def _concat_of_parts(edit: Edit, node: Node, a: Concat) -> bool:
     """Parts of one value, put together in another order, are a gather: `roll`, and pads that wrap."""
     found = [part for name in node.inputs if (part := edit.private(name, Slice)) is not None]
@@ -131,7 +132,7 @@ def _concat_of_parts(edit: Edit, node: Node, a: Concat) -> bool:
     return edit.replace((*(part for part, _ in found), node), made)
 
 
-@on(Concat)
+@rule
 def _concat_of_longest_prefix(edit: Edit, node: Node, a: Concat) -> bool:
     """A concatenation reads an earlier one that holds its first inputs: cat(a, b, c) is cat(cat(a, b), c).
 
@@ -152,7 +153,7 @@ def _concat_of_longest_prefix(edit: Edit, node: Node, a: Concat) -> bool:
     return edit.replace((node,), replace(node, inputs=(best.output, *node.inputs[len(best.inputs) :])))
 
 
-@on(ReduceMean)
+@rule
 def _mean_is_pool(edit: Edit, node: Node, a: ReduceMean) -> bool:
     """A mean over H and W is a global pool."""
     if len(edit.shape(node.inputs[0])) != 4 or a.axes != (2, 3):
@@ -165,7 +166,7 @@ def _mean_is_pool(edit: Edit, node: Node, a: ReduceMean) -> bool:
     return edit.replace((node,), replace(pool, output=value), flat)
 
 
-@after(Transpose, Reshape)
+@rule
 def _shuffle(edit: Edit, node: Node, a: Reshape, middle: Node, turn: Transpose) -> bool:
     """Reshape, transpose, reshape: how networks spell the shuffles of channels and of pixels."""
     first = edit.private(middle.inputs[0], Reshape)
@@ -264,7 +265,7 @@ def _channels(value: Array, src: Shape) -> Array | None:
     return np.broadcast_to(value.reshape(-1), (src[1],)) if value.size in (1, src[1]) else None
 
 
-@on(Binary)
+@rule
 def _binary_is_affine(edit: Edit, node: Node, a: Binary) -> bool:
     """Adding, subtracting, multiplying by or dividing by a constant of each channel."""
     for at, src, constant in edit.constant_operands(node) if a.kind in ("add", "sub", "mul", "div") else ():
@@ -285,7 +286,7 @@ def _binary_is_affine(edit: Edit, node: Node, a: Binary) -> bool:
     return False
 
 
-@on(Binary)
+@rule
 def _bound_is_clip(edit: Edit, node: Node, a: Binary) -> bool:
     """The larger, or the smaller, of a value and one number."""
     is_bound = a.kind in ("max", "min") and a.activation.is_identity
@@ -305,7 +306,7 @@ def joined_factors(edit: Edit, before: Node, node: Node) -> tuple[Array, Array]:
     return s0 * s1, t0 * s1 + t1
 
 
-@after(Affine, Affine)
+@rule
 def _affine_of_affine(edit: Edit, node: Node, a: Affine, before: Node, b: Affine) -> bool:
     if not b.activation.is_identity:
         return False

@@ -12,7 +12,8 @@ from numpy.polynomial import polynomial
 from blockconv.core.activation import Activation, activation, function
 from blockconv.network.graph import Node
 from blockconv.network.ops import Activate, Affine, Binary, GroupNorm, Op, ReduceMean, Reshape, Transpose
-from blockconv.network.passes.rewrite import Edit, after, on
+from blockconv.network.ops.rule import Axes
+from blockconv.network.passes.rewrite import Edit, rule
 from blockconv.network.passes.simplify import even, joined_factors, stored
 
 Coefficients = npt.NDArray[np.float64]
@@ -40,7 +41,7 @@ class _Expression(NamedTuple):
     nodes: dict[str, Node]
 
 
-@on(Affine, Binary)
+@rule
 def _activation(edit: Edit, node: Node, a: Affine | Binary) -> bool:
     """x * (1 + erf(x / sqrt(2))) / 2, x * clip(x + 3, 0, 6) / 6 and other sums of `_SPELLED`, however multiplied out.
 
@@ -153,7 +154,7 @@ def _alone(edit: Edit, nodes: dict[str, Node], last: Node) -> bool:
 # ---------------------------------------------------------------- layer and RMS normalisation
 
 
-@on(Binary)
+@rule
 def _norm(edit: Edit, node: Node, a: Binary) -> bool:
     """x / sqrt(mean of squares + epsilon) over the last axes, or over the channels of each pixel: an RMS norm.
 
@@ -205,7 +206,7 @@ def _normalised(edit: Edit, node: Node, x: str, root: str) -> bool:
     return is_alone and _put_norm(edit, nodes[::-1], x, variance.axes, replace(norm, centred=False))
 
 
-def _put_norm(edit: Edit, old: list[Node], x: str, axes: tuple[int, ...], norm: GroupNorm) -> bool:
+def _put_norm(edit: Edit, old: list[Node], x: str, axes: Axes, norm: GroupNorm) -> bool:
     node, shape, type = old[-1], edit.shape(x), edit.type(x)
     last, of_pixels = axes == tuple(range(len(shape) - len(axes), len(shape))), axes == (1,) and len(shape) == 4
     if 0 in shape or not axes or not (last or of_pixels):
@@ -223,7 +224,7 @@ def _put_norm(edit: Edit, old: list[Node], x: str, axes: tuple[int, ...], norm: 
     )
 
 
-@after(GroupNorm, Affine)
+@rule
 def _affine_into_norm(edit: Edit, node: Node, a: Affine, before: Node, norm: GroupNorm) -> bool:
     """Scale and shift of channels after a normalisation are its own."""
     if not a.activation.is_identity:
@@ -236,7 +237,7 @@ def _affine_into_norm(edit: Edit, node: Node, a: Affine, before: Node, norm: Gro
     return edit.merge(before, node, norm, name=node.name, parameters=parameters)
 
 
-@after(Reshape, Transpose)
+@rule
 def norm_of_pixels(edit: Edit, node: Node, a: Transpose, last: Node, b: Reshape) -> bool:
     """Layer normalisation of channels, between transposes to the last axis and back, becomes one of each pixel."""
     found = edit.above(last.inputs[0], GroupNorm, Reshape, Transpose)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from blockconv.core.checks import Shape
 from blockconv.network.graph import Node
 from blockconv.network.ops import Activate, Affine, Binary, Cast, Concat, Dequantize, Op, Quantize, Reshape, Transpose
-from blockconv.network.passes.rewrite import Edit, on
+from blockconv.network.passes.rewrite import Edit, rule
 from blockconv.network.volumes import TO_VOLUME
 
 _OF_IMAGES = {1: 1, 2: 0, 3: 2, 4: 3}  # an axis of a volume, and the axis of its images
@@ -62,7 +62,7 @@ def _runs_on_images(a: Op, shapes: Sequence[Shape]) -> bool:
     return isinstance(a, (Activate, Affine, Cast))
 
 
-@on(Reshape, Transpose)
+@rule
 def _unread(edit: Edit, node: Node, a: Reshape | Transpose) -> bool:
     """Delete an op whose output nothing reads: a single reader of the images can be fused with them."""
     return not edit.reads(node.output) and edit.replace((node,))
