@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from typing import Any
 
@@ -15,7 +14,7 @@ from blockconv.core.interop import as_numpy
 from blockconv.core.types import element
 from blockconv.dispatch.boundary import output_paddings, pads, pair, read_window
 from blockconv.network import ops
-from blockconv.network.emitter import Emitter
+from blockconv.network.emitter import Emitter, own_state
 from blockconv.network.graph import Network, Node, inferred, read_shape
 from blockconv.network.ops.rule import Tensor
 
@@ -39,15 +38,13 @@ class NetworkBuilder:
     (1, 4, 1, 1)
     """
 
+    __getstate__ = own_state
+
     def __init__(self, name: str = "network") -> None:
         self.name = name
         _check_name("NetworkBuilder", "name", name)
         self._emitter = Emitter(name, folds=False)
         self._outputs: list[str] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        """With lists of its own, so that a copy can go on as another network."""
-        return {name: copy.copy(value) for name, value in self.__dict__.items()}
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> str:
         """Add an input. Returns its name.

@@ -16,10 +16,8 @@ from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, Array, ElementType, element
 from blockconv.network.graph import Network, Node, Remake, computed, frozen, held, inferred
 from blockconv.network.ops import Op, Reshape
-from blockconv.network.ops.rule import Tensor
+from blockconv.network.ops.rule import Tensor, Tensors
 from blockconv.network.rest import Rest
-
-Tensors = tuple[Tensor, ...]
 
 
 class Unsupported(Exception):  # noqa: N818
@@ -45,6 +43,11 @@ def element_type(dtype: np.dtype[Any]) -> ElementType:
     return element(dtype.name if dtype.name in NIBBLES else dtype)
 
 
+def own_state(self: Any) -> dict[str, Any]:
+    """What a copy holds: lists of its own, so that it can go on as another network."""
+    return {name: copy.copy(value) for name, value in self.__dict__.items()}
+
+
 class Emitter:
     """Makes a network, one value after another.
 
@@ -55,6 +58,8 @@ class Emitter:
     nodes, constants: what the network will have.
     """
 
+    __getstate__ = own_state
+
     def __init__(self, name: str, folds: bool = True) -> None:
         self.name, self.folds = name, folds
         self.inputs: list[Tensor] = []
@@ -63,10 +68,6 @@ class Emitter:
         self.values: dict[str, Tensor] = {}
         self._value_names: set[str] = set()
         self._node_names: set[str] = set()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """With lists of its own, so that a copy can go on as another network."""
-        return {name: copy.copy(value) for name, value in self.__dict__.items()}
 
     # -- names
 
@@ -124,7 +125,7 @@ class Emitter:
         made = inferred(node, inputs, parameters, title)
         constant = attributes.folds and all(self.is_constant(read) for read in node.operands)
         if self.folds and constant and not made.type.is_packed:  # no array of NumPy's is packed
-            known = [[self._elements(read) for read in names] for names in operands]
+            known: Any = [[self.array(read) for read in names] for names in operands]
             return self.constant(made.name, held(computed(node, known[0], known[1], title), made.type))
         self.nodes.append(node)
         return self._known(made)
@@ -156,7 +157,7 @@ class Emitter:
         if value is not None:
             self.constants[name] = value
         elif tensor.name != name:
-            same = Reshape((0,) * len(tensor.shape))  # for other sizes too
+            same = Reshape((0,) * tensor.rank)  # for other sizes too
             self.nodes.append(Node(self.node_name(name), same, (tensor.name,), name))
         return name
 
@@ -185,11 +186,6 @@ class Emitter:
         self._value_names.add(tensor.name)
         self.values[tensor.name] = tensor
         return tensor
-
-    def _elements(self, name: str) -> Array:
-        value = self.array(name)
-        assert value is not None, name
-        return value
 
 
 def _shaped(tensor: Tensor, known: Tensor | Array) -> Tensor:

@@ -1,5 +1,6 @@
 """Formulas that front ends share: what ops of models become, as ops of a network."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -43,9 +44,8 @@ from blockconv.network.ops import (
     Where,
     blocks_of_columns,
 )
-from blockconv.network.ops.rule import Tensor
+from blockconv.network.ops.rule import Axes, Tensor, Tensors
 
-Tensors = tuple[Tensor, ...]
 MOST_INDICES = 1 << 16  # of a constant gather
 MOST_COPIES = 64  # along an axis, of a value that is repeated
 MOST_ONES = 1 << 22  # elements of a constant by which a value is broadcast
@@ -81,6 +81,10 @@ class Translation:
         self._made.add(made.name)
         return made
 
+    def helper(self, attributes: Op, *inputs: Tensor, parameters: Tensors = ()) -> Tensor:
+        """An op that only helps to make the node's value."""
+        return self.emit(attributes, *inputs, parameters=parameters, helps=True)
+
     def number(self, value: float, like: Tensor) -> Tensor:
         """A constant number of the type of `like`."""
         return self.constant(np.asarray(value).astype(like.type.dtype), "number")
@@ -109,16 +113,23 @@ class Translation:
         kind: a `BinaryKind`, "not_equal", "greater" or "greater_equal".
         """
         if kind == "not_equal":
-            return self.inverted(self.binary("equal", a, b))
+            return self.inverted(self.equal(a, b))
         if kind in _MIRRORED:
             return self.binary(_MIRRORED[kind], b, a)
         values = self._values(a, b)
         known: Any = _OF_BOOLEANS.get(kind, kind) if values[0].type.name == "bool" else kind
         return self.emit(Binary(known), *values)
 
+    add = functools.partialmethod(binary, "add")
+    sub = functools.partialmethod(binary, "sub")
+    mul = functools.partialmethod(binary, "mul")
+    div = functools.partialmethod(binary, "div")
+    less = functools.partialmethod(binary, "less")
+    equal = functools.partialmethod(binary, "equal")
+
     def scaled(self, x: Tensor, factor: float) -> Tensor:
         """x times a number."""
-        return x if factor == 1 else self.binary("mul", x, factor)
+        return x if factor == 1 else self.mul(x, factor)
 
     def where(self, condition: Tensor, x: Tensor | float, y: Tensor | float) -> Tensor:
         """x where a condition is true, and y elsewhere, broadcast; one may be a number."""
@@ -130,18 +141,18 @@ class Translation:
 
     def is_nan(self, x: Tensor) -> Tensor:
         """Whether each element is a NaN."""
-        return self.inverted(self.binary("equal", x, x))
+        return self.inverted(self.equal(x, x))
 
     def is_infinite(self, x: Tensor, signs: Sequence[int] = (1, -1)) -> Tensor:
         """Whether each element is an infinity of one of these signs."""
-        found = [self.binary("equal", x, sign * math.inf) for sign in signs]
+        found = [self.equal(x, sign * math.inf) for sign in signs]
         if not found:  # no number is below minus infinity
-            return self.binary("less", x, -math.inf)
+            return self.less(x, -math.inf)
         return found[0] if len(found) == 1 else self.binary("or", *found)
 
     def negated(self, x: Tensor) -> Tensor:
         """-x; integers wrap around."""
-        return self.binary("mul", x, -1) if x.type.is_float else self.binary("sub", 0, x)
+        return self.mul(x, -1) if x.type.is_float else self.sub(0, x)
 
     def magnitude(self, x: Tensor) -> Tensor:
         """|x|; the least integer stays."""
@@ -154,18 +165,18 @@ class Translation:
         zero = self.number(0, x)
         y = x if keeps_nan else zero
         if not x.type.name.startswith("uint"):
-            y = self.where(self.binary("less", x, zero), -1, y)
-        return self.where(self.binary("less", zero, x), 1, y)
+            y = self.where(self.less(x, zero), -1, y)
+        return self.where(self.less(zero, x), 1, y)
 
     def above(self, x: Tensor, least: float) -> Tensor:
         """x where it is more than `least`, else 0."""
-        return self.where(self.binary("less", least, x), x, 0)
+        return self.where(self.less(least, x), x, 0)
 
     def fmod(self, a: Tensor, b: Tensor) -> Tensor:
         """The remainder of a division that rounds towards 0."""
         if a.type.is_float:
             return self.binary("fmod", a, b)
-        return self.binary("sub", a, self.binary("mul", self.binary("div", a, b), b))
+        return self.sub(a, self.mul(self.div(a, b), b))
 
     def clipped(self, x: Tensor, low: float | Tensor | None, high: float | Tensor | None) -> Tensor:
         """x between bounds: numbers or values, not one of each; None: no bound. The upper bound counts last."""
@@ -206,19 +217,19 @@ class Translation:
         own = ReduceMean(tuple(axes), keepdims) if kind == "mean" else Reduce(tuple(axes), keepdims, kind)
         return self.emit(own, x)
 
-    def moments(self, x: Tensor, axes: tuple[int, ...], keepdims: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    def moments(self, x: Tensor, axes: Axes, keepdims: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """(the means over axes, the differences from them, the means of their squares).
 
         keepdims: whether the last keep the axes.
         """
         mean = self.emit(ReduceMean(axes, True), x)
-        rest = self.binary("sub", x, mean)
-        return mean, rest, self.emit(ReduceMean(axes, keepdims), self.binary("mul", rest, rest))
+        rest = self.sub(x, mean)
+        return mean, rest, self.emit(ReduceMean(axes, keepdims), self.mul(rest, rest))
 
     def norm(self, x: Tensor, order: float, axes: Sequence[int], keepdims: bool) -> Tensor:
         """The root of this order of the sum of powers of it. 0: how many are not 0; infinity: the largest."""
         if order == 2:
-            squares = self.emit(Binary("mul"), x, x, helps=True)
+            squares = self.helper(Binary("mul"), x, x)
             return self.apply("sqrt", self.reduced(squares, "sum", axes, keepdims))
         if order == 0:
             nonzero = self.binary("not_equal", x, 0)
@@ -229,14 +240,14 @@ class Translation:
         y = self.reduced(self.power(size, order), "sum", axes, keepdims)
         return self.power(y, 1 / order)
 
-    def log_sum_exp(self, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    def log_sum_exp(self, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
         """The logarithm of the sum of the powers of e over axes. The largest number is taken out before."""
         bound = float(np.finfo(x.type.computed.dtype).max)  # so that infinity less infinity does not arise
-        most = self.emit(Reduce(axes, True, "max"), x, helps=True)
+        most = self.helper(Reduce(axes, True, "max"), x)
         most = self.apply(("clip", -bound, bound), most, helps=True)
-        powers = self.apply("exp", self.emit(Binary("sub"), x, most, helps=True), helps=True)
+        powers = self.apply("exp", self.helper(Binary("sub"), x, most), helps=True)
         y = self.apply("log", self.emit(Reduce(axes, keepdims, "sum"), powers))
-        return self.emit(Binary("add"), y, self.reshape(most, y.shape))
+        return self.add(y, self.reshape(most, y.shape))
 
     def power(self, x: Tensor, exponent: float) -> Tensor:
         """x to a power. The power 0.5 of minus infinity is NaN, as its root is."""
@@ -244,8 +255,8 @@ class Translation:
             return self.apply(("pow", exponent), x)
         y = self.apply("sqrt", x) if abs(exponent) == 0.5 else x
         for _ in range(int(exponent) - 1):
-            y = self.binary("mul", y, x)
-        return self.binary("div", 1, y) if exponent < 0 else y
+            y = self.mul(y, x)
+        return self.div(1, y) if exponent < 0 else y
 
     def leaky(self, x: Tensor, slope: Array) -> Tensor:
         """x, and slope * x where x is negative; slope broadcasts to x."""
@@ -256,10 +267,10 @@ class Translation:
             return self.apply(("leaky_relu", float(slope.flat[0])), x)
         factors = self.constant(slope, "slope")
         if np.all((slope <= 1) & (slope != 0)):  # the larger of x and slope * x; 0 * infinity would be NaN
-            return self.binary("max", x, self.emit(Binary("mul"), x, factors, helps=True))
+            return self.binary("max", x, self.helper(Binary("mul"), x, factors))
         above = self.apply("relu", x, helps=True)
         below = self.apply(("clip", -math.inf, 0.0), x, helps=True)
-        return self.binary("add", above, self.emit(Binary("mul"), below, factors, helps=True))
+        return self.add(above, self.helper(Binary("mul"), below, factors))
 
     # -- elements that move
 
@@ -284,7 +295,7 @@ class Translation:
             return wide
         if not x.type.is_float:
             return self.binary("or", wide, self.constant(np.zeros(shape, x.type.dtype), "zeros"))
-        return self.binary("mul", wide, self.constant(np.ones(shape, x.type.dtype), "ones"))
+        return self.mul(wide, self.constant(np.ones(shape, x.type.dtype), "ones"))
 
     def repeated(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """x repeated so often along each axis."""
@@ -316,6 +327,10 @@ class Translation:
         """A `Slice` of x; x itself if that is all of it."""
         whole = (size, step) == (x.shape[axis], 1)
         return x if whole else self.emit(Slice(axis, begin, size, step), x, helps=helps)
+
+    def joined(self, axis: int, parts: Sequence[Tensor]) -> Tensor:
+        """Parts one after the other along an axis; the part itself if it is the only one."""
+        return self.helper(Concat(axis), *parts) if len(parts) > 1 else parts[0]
 
     def split(self, x: Tensor, axis: int, sizes: Sequence[int], helps: bool = False) -> list[Tensor]:
         """x in parts of these sizes along an axis."""
@@ -354,7 +369,7 @@ class Translation:
         if x.rank == 4:
             return self.emit(moved, x)
         *lead, c, h, w = x.shape
-        y = self.emit(moved, self.reshape(x, (math.prod(lead), c, h, w)), helps=True)
+        y = self.helper(moved, self.reshape(x, (math.prod(lead), c, h, w)))
         return self.reshape(y, (*lead, *y.shape[1:]), helps=False)
 
     def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
@@ -432,17 +447,17 @@ class Translation:
         shape = 1, d * n, h
         zeros = self.constant(np.zeros(shape, x.type.dtype), "zeros")
         begin = [zeros if state is None else self.reshape(state, shape) for state in states]
-        both = self.emit(Concat(0), *begin, helps=True) if len(begin) > 1 else begin[0]
+        both = self.joined(0, begin)
         src = self.reshape(src, (steps, n, d * columns))
-        y = self.emit(Recurrent(kind, reverse), src, both, parameters=held, helps=True)
+        y = self.helper(Recurrent(kind, reverse), src, both, parameters=held)
         ends = [0 if backward else steps - 1 for backward in reverse]
-        lasts = [self.emit(Slice(0, end, 1), y, helps=True) for end in ends]
+        lasts = [self.helper(Slice(0, end, 1), y) for end in ends]
         lasts = [self.part(last, 1, k * n, n, helps=True) for k, last in enumerate(lasts)]
-        found = [self.emit(Concat(1), *lasts, helps=True) if d > 1 else lasts[0]]
+        found = [self.joined(1, lasts)]
         whole = y
         if kind == "lstm":
-            whole = self.emit(Slice(0, 0, steps), y, helps=True)
-            found.append(self.emit(Slice(0, steps, 1), y, helps=True))
+            whole = self.helper(Slice(0, 0, steps), y)
+            found.append(self.helper(Slice(0, steps, 1), y))
         return [self.reshape(whole, (steps, d, n, h)), *(self.reshape(one, (d, n, h)) for one in found)]
 
     def convolve(self, attributes: Convolution, x: Tensor, others: Tensors, parameters: Tensors) -> Tensor:

@@ -52,24 +52,24 @@ def sampled(call: Translation, x: Tensor, points: Tensor, how: Sampling) -> Tens
     if not (x.type.is_float and points.type.is_float) or 0 in (*x.shape, *points.shape):
         raise Unsupported(f"input={x.shape} of {x.type}, grid={points.shape} of {points.type}")
     kind, channels_last = x.type.computed.name, (0, *range(2, rank + 2), 1)
-    rows = call.emit(Transpose(channels_last), call.converted(x, kind), helps=True)
+    rows = call.helper(Transpose(channels_last), call.converted(x, kind))
     zeros = call.constant(np.zeros((n, 1, c), x.type.computed.dtype), "outside")
-    pixels = call.emit(Concat(1), call.reshape(rows, (n, math.prod(sizes), c)), zeros, helps=True)
+    pixels = call.helper(Concat(1), call.reshape(rows, (n, math.prod(sizes), c)), zeros)
     exact, last = call.converted(points, kind), call.constant(np.asarray(math.prod(sizes)), "last")
     sides = [_neighbours(call, exact, rank - 1 - axis, size, how) for axis, size in enumerate(sizes)]
     parts = []
     for first, *others in itertools.product(*sides):
         at, inside, weight = first
         for size, other in zip(sizes[1:], others, strict=True):
-            at = call.binary("add", call.binary("mul", at, size), other.at)
+            at = call.add(call.mul(at, size), other.at)
             inside = call.binary("and", inside, other.inside)
             if weight is not None and other.weight is not None:
-                weight = call.binary("mul", weight, other.weight)
-        part = call.emit(GatherAt("tuples", 1), pixels, call.where(inside, at, last), helps=True)
+                weight = call.mul(weight, other.weight)
+        part = call.helper(GatherAt("tuples", 1), pixels, call.where(inside, at, last))
         if weight is not None:
-            part = call.binary("mul", part, call.where(inside, weight, 0))
+            part = call.mul(part, call.where(inside, weight, 0))
         parts.append(part)
-    y = functools.reduce(functools.partial(call.binary, "add"), parts)
+    y = functools.reduce(call.add, parts)
     order = (0, rank + 1, *range(1, rank + 1))
     return call.converted(call.emit(Transpose(order), call.reshape(y, (*points.shape[:-1], c))), x.type.name)
 
@@ -79,13 +79,13 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
 
     Points outside the image move to it. In "cubic" mode each of their pixels does, as in PyTorch.
     """
-    given = call.emit(Slice(points.rank - 1, axis, 1), points, helps=True)
+    given = call.helper(Slice(points.rank - 1, axis, 1), points)
     given = call.reshape(given, (points.shape[0], math.prod(points.shape[1:-1]), 1))
-    at = call.binary("add", given, 1.0)
+    at = call.add(given, 1.0)
     if how.corners:
-        at = call.binary("mul", call.binary("mul", at, 0.5), size - 1.0)
+        at = call.mul(call.mul(at, 0.5), size - 1.0)
     else:
-        at = call.binary("mul", call.binary("sub", call.binary("mul", at, float(size)), 1.0), 0.5)
+        at = call.mul(call.sub(call.mul(at, float(size)), 1.0), 0.5)
     bounds = "clip", 0.0, size - 1.0
 
     def moved(at: Tensor) -> Tensor:
@@ -98,12 +98,12 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
     else:
         at = at if how.mode == "cubic" else moved(at)
         low = call.apply("floor", at, helps=True)
-        share = call.binary("sub", at, low)
-        rest = call.binary("sub", 1, share)
-        pixels = [(low, rest), (call.binary("add", low, 1.0), share)]
+        share = call.sub(at, low)
+        rest = call.sub(1, share)
+        pixels = [(low, rest), (call.add(low, 1.0), share)]
         if how.mode == "cubic":
             near = [(pixel, _near(call, off)) for (pixel, _), off in zip(pixels, (share, rest), strict=True)]
-            far = [(call.binary("add", low, step), _far(call, off)) for step, off in ((-1.0, share), (2.0, rest))]
+            far = [(call.add(low, step), _far(call, off)) for step, off in ((-1.0, share), (2.0, rest))]
             pixels = [(moved(pixel), weight) for pixel, weight in (*near, *far)]
     ends = [call.number(end, at) for end in (0.0, size - 1.0)]
     found = []
@@ -116,23 +116,23 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
 
 def _near(call: Translation, x: Tensor) -> Tensor:
     """The cubic weight of a pixel at a distance x from 0 to 1: (A + 2) x^3 - (A + 3) x^2 + 1."""
-    y = call.binary("sub", call.binary("mul", x, CUBIC + 2), CUBIC + 3)
-    return call.binary("add", call.binary("mul", call.binary("mul", y, x), x), 1.0)
+    y = call.sub(call.mul(x, CUBIC + 2), CUBIC + 3)
+    return call.add(call.mul(call.mul(y, x), x), 1.0)
 
 
 def _far(call: Translation, x: Tensor) -> Tensor:
     """The cubic weight of a pixel at a distance 1 + x: A x (x - 1)^2."""
-    off = call.binary("sub", x, 1.0)
-    return call.binary("mul", call.binary("mul", x, CUBIC), call.binary("mul", off, off))
+    off = call.sub(x, 1.0)
+    return call.mul(call.mul(x, CUBIC), call.mul(off, off))
 
 
 def _reflected(call: Translation, at: Tensor, size: int, corners: bool) -> Tensor:
     """Coordinates mirrored at the centres of the outermost pixels, or at their outer edges, until they are between."""
     first, span = (0.0, size - 1.0) if corners else (-0.5, float(size))
     if span == 0:
-        return call.binary("mul", at, 0.0)
-    away = call.apply("abs", call.binary("sub", at, first), helps=True)
-    turns = call.apply("floor", call.binary("div", away, 2 * span), helps=True)
-    rest = call.binary("sub", away, call.binary("mul", turns, 2 * span))
-    back = call.binary("sub", 2 * span, rest)
-    return call.binary("add", call.binary("min", rest, back), first)
+        return call.mul(at, 0.0)
+    away = call.apply("abs", call.sub(at, first), helps=True)
+    turns = call.apply("floor", call.div(away, 2 * span), helps=True)
+    rest = call.sub(away, call.mul(turns, 2 * span))
+    back = call.sub(2 * span, rest)
+    return call.add(call.binary("min", rest, back), first)

@@ -8,6 +8,7 @@ other. A pool goes over each slice, and then over columns: the slices of a volum
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -22,7 +23,6 @@ from blockconv.network.ops import (
     AdaptivePool2d,
     Affine,
     Binary,
-    Concat,
     Conv2d,
     Convolution,
     ConvTranspose2d,
@@ -31,7 +31,7 @@ from blockconv.network.ops import (
     QuantizedConv2d,
     Transpose,
 )
-from blockconv.network.ops.rule import Tensor
+from blockconv.network.ops.rule import Tensor, Tensors
 
 TO_IMAGES, TO_VOLUME = (2, 0, 1, 3, 4), (1, 2, 0, 3, 4)  # between (N, C, D, H, W) and (D, N, C, H, W)
 
@@ -99,20 +99,21 @@ def convolution(
     x: Tensor,
     window: Window,
     weight: Weight,
-    bias: tuple[Tensor, ...],
-    others: tuple[Tensor, ...] = (),
+    bias: Tensors,
+    others: Tensors = (),
 ) -> Tensor:
     """A convolution, or a transposed one. made: it, without its windows. weight, others: see `convolved`."""
     made, image = window.within(made), as_images(call, x, window.rank)
-    if isinstance(made, ConvTranspose2d):
-        if window.rank == 3:
-            return as_given(call, transposed(call, made, image, weight, bias, window.depth), x, 3)
-    elif window.rank == 3:
-        return as_given(call, convolved(call, made, image, weight, bias, window.depth, others), x, 3)
-    parameters = weight((lambda w: w[:, :, None]) if window.rank == 1 else None), *bias
-    if isinstance(made, ConvTranspose2d):
-        return as_given(call, call.emit(made, image, parameters=parameters), x, window.rank)
-    return as_given(call, call.convolve(made, image, others, parameters), x, window.rank)
+    if window.rank == 3:
+        make, more = (transposed, ()) if isinstance(made, ConvTranspose2d) else (convolved, (others,))
+        y = make(call, made, image, weight, bias, window.depth, *more)
+    else:
+        parameters = weight((lambda w: w[:, :, None]) if window.rank == 1 else None), *bias
+        if isinstance(made, ConvTranspose2d):
+            y = call.emit(made, image, parameters=parameters)
+        else:
+            y = call.convolve(made, image, others, parameters)
+    return as_given(call, y, x, window.rank)
 
 
 def pool(call: Translation, made: Pool2d, x: Tensor, window: Window) -> Tensor:
@@ -122,14 +123,30 @@ def pool(call: Translation, made: Pool2d, x: Tensor, window: Window) -> Tensor:
     return as_given(call, y, x, window.rank)
 
 
+def _also_of_none(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The op, which gives for no volumes an empty result, with the other sizes of one volume's."""
+
+    @functools.wraps(make)
+    def made(call: Translation, op: Any, x: Tensor, *more: Any) -> Tensor:
+        if x.shape[0]:
+            return make(call, op, x, *more)
+        first = len(call.emitter.nodes)
+        y = make(call, op, Tensor(call.emitter.value_name("volume"), (1, *x.shape[1:]), x.type), *more)
+        call.emitter.drop(first)
+        return call.constant(np.zeros((0, *y.shape[1:]), y.type.dtype), "empty")
+
+    return made
+
+
+@_also_of_none
 def convolved(
     call: Translation,
     made: Convolution,
     x: Tensor,
     weight: Weight,
-    bias: tuple[Tensor, ...],
+    bias: Tensors,
     depth: Depth,
-    others: tuple[Tensor, ...],
+    others: Tensors,
 ) -> Tensor:
     """The convolution of a volume.
 
@@ -139,19 +156,17 @@ def convolved(
 
     Groups have their own channels, so there each tap is a convolution that adds to the one before it.
     """
-    if x.shape[0] == 0:
-        return _of_none(call, x, lambda one: convolved(call, made, one, weight, bias, depth, others))
     n, zero = x.shape[0], made.src.zero_point if isinstance(made, QuantizedConv2d) else 0
     if not isinstance(made, (Conv2d, QuantizedConv2d)) and any(depth.pads):
         raise Unsupported("3-D windows with padding, of integers whose zero point is found at run time")
     taps = [*_taps(call, _images(call, x), n, depth, float(zero))]
     if made.groups == 1:
-        wide = call.emit(Concat(1), *taps, helps=True) if len(taps) > 1 else taps[0]
+        wide = call.joined(1, taps)
         wei = weight(lambda w: np.ascontiguousarray(w.swapaxes(1, 2)).reshape(w.shape[0], -1, *w.shape[3:]))
         return _volume(call, call.convolve(made, wide, others, (wei, *bias)), n)
     if not isinstance(made, Conv2d):
         raise Unsupported("3-D windows of integers in groups")
-    total: tuple[Tensor, ...] = ()
+    total: Tensors = ()
     for k, tap in enumerate(taps):
         wei = weight(lambda w, k=k: np.ascontiguousarray(w[:, :, k]))  # type: ignore[misc]
         total = (call.convolve(made, tap, total, (wei, *(() if total else bias))),)
@@ -173,12 +188,13 @@ def _taps(call: Translation, y: Tensor, n: int, depth: Depth, zero: float) -> It
         yield call.reshape(part, (count * n, *y.shape[1:]))
 
 
+@_also_of_none
 def transposed(
     call: Translation,
     made: ConvTranspose2d,
     x: Tensor,
     weight: Weight,
-    bias: tuple[Tensor, ...],
+    bias: Tensors,
     depth: Depth,
 ) -> Tensor:
     """The transposed convolution of a volume: each tap's images are added to the images that they overlap.
@@ -189,8 +205,6 @@ def transposed(
     Slice i and tap k make slice i * stride + k * dilation. So the slices of each remainder by the stride are sums, and
     the remainders alternate.
     """
-    if x.shape[0] == 0:
-        return _of_none(call, x, lambda one: transposed(call, made, one, weight, bias, depth))
     n, d = x.shape[0], x.shape[2]
     size, stride, dilation, (begin, end) = depth
     at = [divmod(k * dilation, stride) for k in range(size)]
@@ -205,12 +219,12 @@ def transposed(
         wei = weight(lambda w, k=k: np.ascontiguousarray(w[:, :, k]))  # type: ignore[misc]
         z = call.emit(made, y, parameters=(wei, *(bias if once else ())))
         z = _padded(call, z, first * n, (rows - d - first) * n)
-        sums[rest] = call.emit(Binary("add"), sums[rest], z, helps=True) if rest in sums else z
+        sums[rest] = call.helper(Binary("add"), sums[rest], z) if rest in sums else z
     _, c, h, w = z.shape
     parts = [call.reshape(sums[rest], (rows, n * c, h, w)) for rest in range(len(sums))]
-    wide = call.emit(Concat(1), *parts, helps=True) if len(parts) > 1 else parts[0]
+    wide = call.joined(1, parts)
     if len(parts) < stride:
-        wide = call.emit(Pad(((0, 0), (0, (stride - len(parts)) * n * c), (0, 0), (0, 0))), wide, helps=True)
+        wide = call.helper(Pad(((0, 0), (0, (stride - len(parts)) * n * c), (0, 0), (0, 0))), wide)
     z = call.reshape(wide, (rows * stride * n, c, h, w))
     z = _padded(call, z, 0, (begin + count - rows * stride) * n)
     z = call.part(z, 0, begin * n, count * n, helps=True)
@@ -222,16 +236,15 @@ def transposed(
 
 def _padded(call: Translation, y: Tensor, before: int, after: int, value: float = 0.0) -> Tensor:
     ends = max(0, before), max(0, after)
-    return call.emit(Pad((ends, (0, 0), (0, 0), (0, 0)), value), y, helps=True) if any(ends) else y
+    return call.helper(Pad((ends, (0, 0), (0, 0), (0, 0)), value), y) if any(ends) else y
 
 
+@_also_of_none
 def pooled(call: Translation, made: Pool2d | AdaptivePool2d, x: Tensor, along: Depth | int) -> Tensor:
     """The pool of a volume: `made` along H and W, then the same along D.
 
     along: its windows along D, or how many slices an adaptive pool gives.
     """
-    if x.shape[0] == 0:
-        return _of_none(call, x, lambda one: pooled(call, made, one, along))
     n, c, d = x.shape[:3]
     y = call.emit(made, _images(call, x))
     h, w = y.shape[2:]
@@ -247,18 +260,10 @@ def pooled(call: Translation, made: Pool2d | AdaptivePool2d, x: Tensor, along: D
     return _volume(call, call.reshape(y, (-1, c, h, w)), n)
 
 
-def _of_none(call: Translation, x: Tensor, result: Callable[[Tensor], Tensor]) -> Tensor:
-    """The result of no volumes: empty, with the other sizes of one volume's result."""
-    first = len(call.emitter.nodes)
-    y = result(Tensor(call.emitter.value_name("volume"), (1, *x.shape[1:]), x.type))
-    call.emitter.drop(first)
-    return call.constant(np.zeros((0, *y.shape[1:]), y.type.dtype), "empty")
-
-
 def _images(call: Translation, x: Tensor) -> Tensor:
     n, c, d, h, w = x.shape
-    return call.reshape(call.emit(Transpose(TO_IMAGES), x, helps=True), (d * n, c, h, w))
+    return call.reshape(call.helper(Transpose(TO_IMAGES), x), (d * n, c, h, w))
 
 
 def _volume(call: Translation, y: Tensor, n: int) -> Tensor:
-    return call.emit(Transpose(TO_VOLUME), call.reshape(y, (-1, n, *y.shape[1:])), helps=True)
+    return call.helper(Transpose(TO_VOLUME), call.reshape(y, (-1, n, *y.shape[1:])))

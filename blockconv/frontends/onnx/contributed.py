@@ -39,7 +39,7 @@ def _channels_first(translate: Formula, last: int = 0) -> Formula:
         if not call.attribute("channels_last", last):
             return translate(call)
         x, rank = call.input(), call.input().rank
-        call.inputs[0] = call.emit(ops.Transpose((0, rank - 1, *range(1, rank - 1))), x, helps=True)
+        call.inputs[0] = call.helper(ops.Transpose((0, rank - 1, *range(1, rank - 1))), x)
         return call.emit(ops.Transpose((0, *range(2, rank), 1)), translate(call))
 
     return translated
@@ -167,8 +167,7 @@ def _activated(call: Call, y: Tensor) -> Tensor:
 @op("com.microsoft.FusedConv", limits="1-D to 3-D; constant weight and bias")
 def _fused_conv(call: Call) -> Tensor:
     """A convolution, plus another value, activated."""
-    y = conv(call)
-    return _activated(call, call.binary("add", y, call.input(3)) if call.has(3) else y)
+    return _activated(call, call.plus(conv(call), 3))
 
 
 op("com.microsoft.FusedGemm", limits="floats, or constant B and C")(
@@ -182,10 +181,10 @@ op("com.microsoft.FusedGemm", limits="floats, or constant B and C")(
 def _gelu(call: Call) -> Tensor:
     """By Erf, by Tanh (FastGelu), or as x * sigmoid(alpha * x) (QuickGelu); of x plus a bias, if there is one."""
     kind, x = call.node.op_type, call.floats()
-    x = call.binary("add", x, call.input(1)) if call.has(1) else x
+    x = call.plus(x, 1)
     if kind == "QuickGelu":
-        turned = call.binary("mul", x, call.attribute("alpha", 1.702))
-        return call.binary("mul", x, call.apply("sigmoid", turned, helps=True))
+        turned = call.mul(x, call.attribute("alpha", 1.702))
+        return call.mul(x, call.apply("sigmoid", turned, helps=True))
     return call.gelu(x, kind == "FastGelu")
 
 
@@ -196,13 +195,11 @@ def _gelu(call: Call) -> Tensor:
 )
 def _skip_layer_norm(call: Call) -> list[Tensor]:
     """The layer (or RMS) normalisation of a sum of two values and a bias, and the sum."""
-    if any(name in call.scope.read for name in call.node.output[1:3] if name):
+    if not call.scope.read.isdisjoint(call.node.output[1:3]):
         raise Unsupported("its statistics")
     centred = call.node.op_type == "SkipLayerNormalization"
     bias_at = 4 if centred else 3
-    total = call.binary("add", call.input(), call.input(1))
-    if call.has(bias_at):
-        total = call.binary("add", total, call.input(bias_at))
+    total = call.plus(call.add(call.input(), call.input(1)), bias_at)
     gamma, beta = call.array(2, "gamma"), call.array(3, "beta") if centred and call.has(3) else np.zeros(())
     y = call.normalise_rows(total, total.rank - 1, gamma, beta, call.attribute("epsilon", 1e-12), centred)
     return [y, y, y, total]
@@ -211,13 +208,13 @@ def _skip_layer_norm(call: Call) -> list[Tensor]:
 @op("com.microsoft.EmbedLayerNormalization", limits="constant scale and bias; no mask index")
 def _embedded(call: Call) -> list[Tensor]:
     """The layer normalisation of a sum of rows of tables: of words, of positions, and perhaps of segments."""
-    if any(name in call.scope.read for name in call.node.output[1:2] if name):
+    if not call.scope.read.isdisjoint(call.node.output[1:2]):
         raise Unsupported("its mask index")
     ids = call.input()
     positions = call.input(8) if call.has(8) else call.constant(np.arange(ids.shape[1])[None], "positions")
     rows = [(2, ids), (3, positions), *([(4, call.input(1))] if call.has(1) else [])]
-    parts = [call.emit(ops.GatherAt("along", 0), call.input(table), of, helps=True) for table, of in rows]
-    total = functools.reduce(functools.partial(call.binary, "add"), parts)
+    parts = [call.helper(ops.GatherAt("along", 0), call.input(table), of) for table, of in rows]
+    total = functools.reduce(call.add, parts)
     gamma, beta = call.array(5, "gamma"), call.array(6, "beta")
     y = call.normalise_rows(total, 2, gamma, beta, call.attribute("epsilon", 1e-12))
     return [y, y, total]
@@ -231,20 +228,20 @@ def _rotary(call: Call) -> Tensor:
     if x.rank not in (3, 4) or call["is_packed_batching"] or call.attribute("scale", 1.0) != 1:
         raise Unsupported(f"input={x.shape}, packed batches or a scale")
     wide = call.reshape(x, (*x.shape[:2], heads or x.shape[2] // (2 * half), -1)) if x.rank == 3 else x
-    wide = call.emit(ops.Transpose((0, 2, 1, 3)), wide, helps=True) if x.rank == 4 else wide
+    wide = call.helper(ops.Transpose((0, 2, 1, 3)), wide) if x.rank == 4 else wide
     if positions.shape == (1,):
         later = call.constant(np.arange(wide.shape[1], dtype=np.int64)[None], "positions")
-        positions = call.binary("add", call.reshape(positions, (1, 1)), later)
-    tables = (call.emit(ops.GatherAt("along", 0), call.input(k), positions, helps=True) for k in (2, 3))
+        positions = call.add(call.reshape(positions, (1, 1)), later)
+    tables = (call.helper(ops.GatherAt("along", 0), call.input(k), positions) for k in (2, 3))
     cosine, sine = (call.reshape(table, (*table.shape[:2], 1, half)) for table in tables)
     step = 2 if call["interleaved"] else 1
-    a, b = (call.emit(ops.Slice(3, first, half, step), wide, helps=True) for first in (0, 1 if step == 2 else half))
+    a, b = (call.helper(ops.Slice(3, first, half, step), wide) for first in (0, 1 if step == 2 else half))
     turned = [
-        call.binary("sub", call.binary("mul", a, cosine), call.binary("mul", b, sine)),
-        call.binary("add", call.binary("mul", a, sine), call.binary("mul", b, cosine)),
+        call.sub(call.mul(a, cosine), call.mul(b, sine)),
+        call.add(call.mul(a, sine), call.mul(b, cosine)),
     ]
     ends = [call.reshape(part, (*a.shape, 1)) for part in turned] if step == 2 else turned
-    y = call.reshape(call.emit(ops.Concat(2 + step), *ends, helps=True), (*a.shape[:3], 2 * half))
+    y = call.reshape(call.helper(ops.Concat(2 + step), *ends), (*a.shape[:3], 2 * half))
     rest = wide.shape[3] - 2 * half
     y = call.emit(ops.Concat(3), y, call.emit(ops.Slice(3, 2 * half, rest), wide)) if rest else y
     return call.emit(ops.Transpose((0, 2, 1, 3)), y) if x.rank == 4 else call.reshape(y, x.shape)
@@ -269,8 +266,7 @@ def _matmul_of_bits(call: Call) -> Tensor:
         raise call.error("B", call.input(1).shape, f"does not fit N={n}, K={k}, block_size={size}: {error}") from error
     whole = ((weight - zero) * scale).reshape(n, -1)[:, :k]
     call.inputs[1] = call.constant(whole.T.astype(x.type.dtype), "weight")
-    y = matmul(call, ops.Conv2d(), x, 1)
-    return call.binary("add", y, call.input(5)) if call.has(5) else y
+    return call.plus(matmul(call, ops.Conv2d(), x, 1), 5)
 
 
 def _unpacked(packed: Any, rows: int, bits: int) -> Any:
@@ -296,7 +292,7 @@ def _attention(call: Call) -> Tensor:
     scale = call.attribute("scale", 0.0) or 1 / math.sqrt(q.shape[-1])
     masks = [_hidden(call, call.input(mask_at), q)] if call.has(mask_at) else []
     masks += [call.input(5)] if call.has(5) else []
-    mask = functools.reduce(functools.partial(call.binary, "add"), masks) if masks else None
+    mask = functools.reduce(call.add, masks) if masks else None
     causal = bool(call["unidirectional"])
     if causal and q.shape[2] != k.shape[2]:
         raise Unsupported("unidirectional=1 with other numbers of queries and keys, whose mask ONNX does not define")
@@ -305,8 +301,7 @@ def _attention(call: Call) -> Tensor:
 
 def _side_by_side(call: Call) -> list[Tensor]:
     """Queries, keys and values: slices of a product and its bias."""
-    total = matmul(call, ops.Conv2d(), call.input(), 1)
-    total = call.binary("add", total, call.input(2)) if call.has(2) else total
+    total = call.plus(matmul(call, ops.Conv2d(), call.input(), 1), 2)
     widths = call.attribute("qkv_hidden_sizes", ()) or (total.shape[-1] // 3,) * 3
     if len(widths) != 3 or min(widths) < 1 or sum(widths) != total.shape[-1]:
         raise call.error("qkv_hidden_sizes", widths, f"has to be three sizes whose sum is the columns of {total.shape}")
@@ -324,7 +319,7 @@ def _with_biases(call: Call) -> list[Tensor]:
         raise Unsupported("a bias of keys of four dimensions")
     ends = np.cumsum([x.shape[2] for x in parts])[:2]
     shares = np.split(call.array(3, "bias"), ends)
-    return [call.binary("add", x, call.constant(b, "bias")) for x, b in zip(parts, shares, strict=True)]
+    return [call.add(x, call.constant(b, "bias")) for x, b in zip(parts, shares, strict=True)]
 
 
 def _hidden(call: Call, mask: Tensor, q: Tensor) -> Tensor:
@@ -333,7 +328,7 @@ def _hidden(call: Call, mask: Tensor, q: Tensor) -> Tensor:
         raise Unsupported(f"a mask of shape {mask.shape}")
     mask = call.reshape(mask, (mask.shape[0], 1, *(1,) * (3 - mask.rank), *mask.shape[1:]))
     hidden = call.number(call.attribute("mask_filter_value", -10000.0), q)
-    return call.where(call.binary("less", 0, mask), 0, hidden)
+    return call.where(call.less(0, mask), 0, hidden)
 
 
 # ---------------------------------------------------------------- what ONNX Runtime computes in blocks of channels
@@ -360,7 +355,7 @@ def _reorder_input(call: Call) -> Tensor:
     """Channels are filled up with zeros to whole blocks. The layout is the planner's business."""
     x = call.input()
     if call["channels_last"]:
-        x = call.emit(ops.Transpose((0, 3, 1, 2)), x, helps=True)
+        x = call.helper(ops.Transpose((0, 3, 1, 2)), x)
     more = -x.shape[1] % call.scope.channel_block
     return call.emit(ops.Pad(((0, 0), (0, more), (0, 0), (0, 0)), 0.0), x) if more else x
 

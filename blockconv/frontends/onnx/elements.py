@@ -50,8 +50,8 @@ def _shrink(call: Call) -> Tensor:
     size, bias = (call[name] for name in ("lambd", "bias"))
     y = call.number(0, x)
     for ends, side in (((x, -size), bias), ((size, x), -bias)):
-        moved = call.binary("add", x, side)
-        y = call.where(call.binary("less", *ends), moved, y)
+        moved = call.add(x, side)
+        y = call.where(call.less(*ends), moved, y)
     return call.converted(y, given.type.name)
 
 
@@ -87,10 +87,10 @@ def _one_hot(call: Call) -> Tensor:
     rank = indices.rank
     axis = call.axis(call["axis"], rank + 1)
     wide = call.reshape(call.converted(indices, "int64"), (*indices.shape[:axis], 1, *indices.shape[axis:]))
-    wide = call.where(call.binary("less", wide, 0), call.binary("add", wide, depth), wide)
+    wide = call.where(call.less(wide, 0), call.add(wide, depth), wide)
     places = np.arange(depth, dtype=np.int64).reshape(-1, *(1,) * (rank - axis))
     off, on = (call.gathered(values, 0, np.asarray(k)) for k in (0, 1))
-    return call.where(call.binary("equal", wide, call.constant(places, "places")), on, off)
+    return call.where(call.equal(wide, call.constant(places, "places")), on, off)
 
 
 # ---------------------------------------------------------------- indices
@@ -148,5 +148,5 @@ def _top(call: Call) -> list[Tensor]:
     x = call.operand(0, *FLOATS, *_COUNTED)
     axis = call.along(x)
     count = int(call.array(1, "k").reshape(-1)[0]) if call.has(1) else call["k"]
-    indices = call.emit(ops.Top(axis, count, not call["largest"]), x, helps=True)
+    indices = call.helper(ops.Top(axis, count, not call["largest"]), x)
     return [call.emit(ops.GatherAt("elements", axis), x, indices), indices]

@@ -200,13 +200,15 @@ class Fallback:
         if error.argument in ("ih", "iw"):  # no window fits, where ONNX's inference may still have a pixel: as below
             raise error
         nodes, reads = self._with_reads([node])
-        whole = self._model(nodes, reads, map(_untyped, filter(None, node.output)))
+        whole = self._model(nodes, reads, map(helper.make_empty_tensor_value_info, filter(None, node.output)))
         if any(value.shape is not None and min(value.shape, default=1) < 1 for _, value in _by_onnx(whole)):
             raise error  # it ends the process for some pools of no pixels
         known = self._constants(reads)
         folds, outputs = len(known) == len(reads), [name for name in node.output if name]
         # A node of constants is computed as in the whole model, whose shapes ONNX Runtime may not know.
-        model = self._model(nodes, reads, map(_untyped, outputs), () if folds else known, shaped=not folds)
+        model = self._model(
+            nodes, reads, map(helper.make_empty_tensor_value_info, outputs), () if folds else known, shaped=not folds
+        )
         try:
             results = self._of_zeros(model, reads, known)
         except runtime_errors():  # it refuses the node too, or no memory holds them
@@ -259,7 +261,7 @@ class Fallback:
     def rest(self, outputs: Sequence[Any], read: Callable[..., Any]) -> tuple[Rest | None, list[str]]:
         """(what depends on shapes that data decide, the outputs that the network has to have).
 
-        read(arrays, model, shapes): reads a model without weights as a network.
+        read(model, arrays, shapes, strict): reads a model without weights as a network.
         """
         names = list(dict.fromkeys(value.name for value in outputs))
         late = [name for name in names if name in self._unknown or isinstance(self.scope.values[name], Unknown)]
@@ -278,7 +280,7 @@ class Fallback:
             head = self._loose(first, made)[0].SerializeToString()
             tail, needed = self._loose(after, [name for name in late if name not in made])
             follows = tuple(value.name for value in tail.graph.input)
-            again = functools.partial(read, self._constants(needed), tail)
+            again = functools.partial(read, tail, self._constants(needed), strict=False)
         kinds = tuple(kind_of(node) for node in model.graph.node)
         made_here = [name for name in names if name not in late]
         given = dict.fromkeys(
@@ -295,7 +297,7 @@ class Fallback:
         """(a model of nodes and the nodes that they need, without shapes and weights; the values it reads)."""
         nodes, reads = self._with_reads(nodes)
         inputs = [name for name in reads if self._array(name) is None]
-        return self._model(nodes, inputs, map(_untyped, outputs), shaped=False), reads
+        return self._model(nodes, inputs, map(helper.make_empty_tensor_value_info, outputs), shaped=False), reads
 
     def _leave(self, node: Any, types: Mapping[str, _Value]) -> None:
         """Keep a node for when the shapes of its inputs are known. types: what is known of its outputs."""
@@ -383,7 +385,7 @@ class Fallback:
                 self._folds_elsewhere(node, error)
         found = {name: value_of(types[name]) for name in wanted if name in types}
         if self._has_own_shape(node):
-            model = self._model(nodes, reads, map(_untyped, wanted))
+            model = self._model(nodes, reads, map(helper.make_empty_tensor_value_info, wanted))
             try:
                 results = self._of_zeros(model, reads, self._constants(reads))
                 return {name: _Value(x.dtype, x.shape) for name, x in zip(wanted, results, strict=True)}
@@ -392,7 +394,7 @@ class Fallback:
         if all(_is_known(found.get(name)) for name in wanted):
             return found
         known = [name for name, value in self._constants(reads).items() if value.size <= MOST_VALUES]
-        model = self._model(nodes, reads, map(_untyped, wanted), known)
+        model = self._model(nodes, reads, map(helper.make_empty_tensor_value_info, wanted), known)
         found |= {name: value for name, value in _by_onnx(model) if name in wanted and not _is_known(found.get(name))}
         if has_onnx_runtime() and not all(_is_known(found.get(name)) for name in wanted):
             found |= {
@@ -445,13 +447,6 @@ def rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
             rename(graph.node, outer)
             for value in graph.output:
                 value.name = outer.get(value.name, value.name)
-
-
-def _untyped(name: str) -> Any:
-    """An output for which a model states the name alone."""
-    value = onnx.ValueInfoProto()
-    value.name = name
-    return value
 
 
 def _is_known(value: _Value | None) -> bool:

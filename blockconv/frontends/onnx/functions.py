@@ -103,7 +103,7 @@ def definition(node: Any, schema: Any, opset: int, operands: Mapping[str, Tensor
         return None
     whole = with_defaults(node, schema)
     if schema.has_context_dependent_function:
-        known = [(onnx_type(operands[k]), [None] * len(operands[k].shape)) if k else (0, None) for k in node.input]
+        known = [(onnx_type(operands[k]), [None] * operands[k].rank) if k else (0, None) for k in node.input]
         types = [helper.make_tensor_type_proto(*one).SerializeToString() for one in known]
         text = schema.get_context_dependent_function_with_opset_version(version, whole.SerializeToString(), types)
     else:

@@ -75,7 +75,7 @@ def read_graph(
             for node in needed:
                 fallback.read(node)
             more = fallback.between(given)
-            rest, given = fallback.rest(graph.output, _read_rest)
+            rest, given = fallback.rest(graph.output, read_graph)
         except OddInput as error:
             more = {str(error)}
         if more:
@@ -85,11 +85,6 @@ def read_graph(
     check_foreign(network)
     begun = (None, []) if rest else _begun(first, scope, needed)
     return network.remade_by(_Again(model, arrays, strict, network, *begun))
-
-
-def _read_rest(arrays: dict[str, Array], model: Any, shapes: Mapping[str, Shape]) -> Network:
-    """The model after nodes whose shapes depend on data."""
-    return read_graph(model, arrays, shapes, strict=False)
 
 
 # ---------------------------------------------------------------- other sizes
@@ -199,7 +194,10 @@ def _input(value: Any, given: Any) -> Tensor:
         rule = "has to be an element type of ONNX"
         raise NetworkError(where, "elem_type", kind.elem_type, rule, "export the model with a type") from None
     if given is not None:
-        sizes, rank = _sizes(value.name, given), len(kind.shape.dim)
+        sizes, rank = read_sizes(given), len(kind.shape.dim)
+        if sizes is None:
+            rule = f"the shape of {where} has to be a tuple of ints of at least 0"
+            raise ArgumentError(OP, "input_shapes", given, rule)
         if rank not in (0, len(sizes)):  # a scalar may become an array
             rule = f"the shape of {where} has to have {rank} dimensions, as in the model"
             raise ArgumentError(OP, "input_shapes", given, rule)
@@ -211,15 +209,6 @@ def _input(value: Any, given: Any) -> Tensor:
         rule = f"{where} has no fixed shape, {dims}"
         raise ArgumentError(OP, "input_shapes", {}, rule, f"give input_shapes={{{value.name!r}: (...)}}")
     return Tensor(value.name, tuple(d for d in dims if d is not None), type)
-
-
-def _sizes(name: str, given: Any) -> Shape:
-    """A shape that the caller gives."""
-    sizes = read_sizes(given)
-    if sizes is None:
-        rule = f"the shape of input {name!r} has to be a tuple of ints of at least 0"
-        raise ArgumentError(OP, "input_shapes", given, rule)
-    return sizes
 
 
 def _check_names(graph: Any) -> None:
@@ -446,7 +435,7 @@ def _folds(node: Any, scope: Any) -> bool:
 def _fold(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
     """Make constants of a node's values: by the ops that would compute them at run time, or by ONNX's own evaluator."""
     operands = [scope.values[name] for name in node.input if name]
-    fits = all(len(t.shape) <= MOST_DIMENSIONS and not t.type.is_packed for t in operands)
+    fits = all(t.rank <= MOST_DIMENSIONS and not t.type.is_packed for t in operands)
     try:
         if fits and kind_of(node) in OPS:
             _translate(Call(node, scope), rules)

@@ -11,7 +11,7 @@ from blockconv.core.types import Array
 from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.ops.rule import Tensor
+from blockconv.network.ops.rule import Tensor, Tensors
 
 op("Gemm", limits="floats, or constant B and C")(lambda call: gemm(call, call.input(), 1, 2))
 
@@ -33,7 +33,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
         raise call.error("C", c.shape, f"has to broadcast to the product's shape, {y.shape}")
     if call.scope.is_constant(c.name):  # as floats, if it is given as integers
         c = call.constant(call.array(c_at, "third matrix"), "c")
-    return call.binary("add", y, call.scaled(c, call.attribute("beta", 1.0)))
+    return call.add(y, call.scaled(c, call.attribute("beta", 1.0)))
 
 
 @op("com.microsoft.FusedMatMul", limits="floats")
@@ -94,7 +94,7 @@ def of_heads(call: Call, x: Tensor, name: str) -> Tensor:
     if not heads or x.shape[2] % heads:
         raise call.error(name, heads, f"has to divide the {x.shape[2]} columns of {x.shape}")
     wide = call.reshape(x, (*x.shape[:2], heads, x.shape[2] // heads))
-    return call.emit(ops.Transpose((0, 2, 1, 3)), wide, helps=True)
+    return call.helper(ops.Transpose((0, 2, 1, 3)), wide)
 
 
 @op("Einsum", limits="floats; each operand names an axis once; at most 6 dimensions", since=12)
@@ -140,7 +140,7 @@ def _summed(call: Call, x: Tensor, of: str, kept: set[str]) -> tuple[Tensor, str
     axes = tuple(k for k, label in enumerate(of) if label not in kept)
     if any(x.shape[axis] == 0 for axis in axes):
         raise Unsupported(f"a sum over no elements of {x.shape}")
-    y = call.emit(ops.Reduce(axes, False, "sum"), x, helps=True) if axes else x
+    y = call.helper(ops.Reduce(axes, False, "sum"), x) if axes else x
     return y, "".join(label for label in of if label in kept)
 
 
@@ -174,7 +174,7 @@ def matmul(
     attributes: ops.Convolution,
     a: Tensor,
     at: int,
-    others: tuple[Tensor, ...] = (),
+    others: Tensors = (),
     turned: bool = False,
 ) -> Tensor:
     """A by B, operand `at`, as convolutions of these attributes. others: their inputs after A. turned: B is (N, K)."""
@@ -192,7 +192,7 @@ def matmul(
     return call.reshape(y, rows if weight.ndim == 1 else (*rows, wei.shape[0]))
 
 
-def _nothing(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...]) -> Tensor:
+def _nothing(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: Tensors) -> Tensor:
     """The product where A or B has no elements: it has none, or its elements are sums of nothing."""
     b = call.input(at)
     try:
@@ -203,7 +203,7 @@ def _nothing(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
     return call.constant(np.zeros(shape, type.dtype), "zeros")
 
 
-def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...]) -> Tensor:
+def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: Tensors) -> Tensor:
     """Products of matrices whose batches broadcast: a 1x1 convolution over rows, with a group for each matrix of A."""
     *batch, k, n = call.array(at, "second matrix").shape
     *given, rows = (1, *a.shape[:-1])[-max(2, a.rank) + 1 :]
@@ -223,15 +223,15 @@ def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
         return made
 
     wei = call.weight(at, "weight", change, -1)
-    x = call.emit(ops.Transpose((1, 0, 2)), call.reshape(a, (groups, rows, k)), helps=True)
+    x = call.helper(ops.Transpose((1, 0, 2)), call.reshape(a, (groups, rows, k)))
     x = call.reshape(x, (rows, groups * k, 1, 1))
     y = call.convolve(replace(attributes, groups=groups), x, others, (wei,))
     if order == list(axes):
-        y = call.emit(ops.Transpose((1, 0, 2)), call.reshape(y, (rows, count, n)), helps=True)
+        y = call.helper(ops.Transpose((1, 0, 2)), call.reshape(y, (rows, count, n)))
     else:
         y = call.reshape(y, (rows, *(common[axis] for axis in order), n))
         perm = (*(1 + order.index(axis) for axis in axes), 0, len(common) + 1)
-        y = call.emit(ops.Transpose(perm), y, helps=True)
+        y = call.helper(ops.Transpose(perm), y)
     return call.reshape(y, (*common, rows, n) if a.rank > 1 else (*common, n))
 
 

@@ -62,7 +62,7 @@ def _prelu(call: Call) -> Tensor:
     if call.scope.is_constant(slope.name):
         return call.leaky(x, call.array(1, "slope"))
     above, below = (call.apply(("clip", *bounds), x, helps=True) for bounds in ((0.0, math.inf), (-math.inf, 0.0)))
-    return call.binary("add", above, call.binary("mul", below, slope))
+    return call.add(above, call.mul(below, slope))
 
 
 @op("HardSwish")
@@ -71,7 +71,7 @@ def _hardswish(call: Call) -> Tensor:
     x = call.input()
     if x.type.name != "float64":
         return call.apply("hardswish", x)
-    return call.binary("mul", x, call.apply(("hardsigmoid", float(np.float32(1 / 6)), 0.5), x))
+    return call.mul(x, call.apply(("hardsigmoid", float(np.float32(1 / 6)), 0.5), x))
 
 
 @op("Swish")
@@ -105,7 +105,7 @@ def _binary(call: Call) -> Tensor:
     result = call.input()
     for i in range(1, len(call.inputs)):
         result = call.binary(kind, result, _aligned(call, result, call.input(i)))
-    return call.binary("div", result, len(call.inputs)) if named == "Mean" else result
+    return call.div(result, len(call.inputs)) if named == "Mean" else result
 
 
 def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
@@ -167,9 +167,9 @@ def _batch_norm_by_values(call: Call) -> Tensor:
     if x.rank < 2:
         raise Unsupported(f"input={x.shape}: {x.rank} dimensions, with parameters that flow")
     scale, bias, mean, variance = (_of_channels(call, k) for k in range(1, 5))
-    shifted = call.binary("add", variance, call["epsilon"])
-    factor = call.binary("div", scale, call.apply("sqrt", shifted, helps=True))
-    return call.binary("add", call.binary("mul", call.binary("sub", x, mean), factor), bias)
+    shifted = call.add(variance, call["epsilon"])
+    factor = call.div(scale, call.apply("sqrt", shifted, helps=True))
+    return call.add(call.mul(call.sub(x, mean), factor), bias)
 
 
 @op("GroupNormalization", limits="before opset 21: constant scale and bias")
@@ -199,7 +199,7 @@ def _layer_norm(call: Call) -> list[Tensor]:
     if x.type.name == "float64":
         only_output(call)
     mean, _, variance = call.moments(call.converted(x, "float32"), tuple(range(call.along(x), x.rank)))
-    return [y, mean, call.power(call.binary("add", variance, call["epsilon"]), -0.5)]
+    return [y, mean, call.power(call.add(variance, call["epsilon"]), -0.5)]
 
 
 @op("MeanVarianceNormalization", limits="floats", since=9)
@@ -208,7 +208,7 @@ def _mean_variance(call: Call) -> Tensor:
     x = call.floats()
     _, rest, variance = call.moments(x, call.axes(call["axes"], x.rank))
     deviation = call.apply("sqrt", variance, helps=True)
-    return call.binary("div", rest, call.binary("add", deviation, 1e-9))
+    return call.div(rest, call.add(deviation, 1e-9))
 
 
 @op("RMSNormalization", "SimplifiedLayerNormalization")
@@ -238,8 +238,8 @@ def _normalised(
         raise Unsupported(f"stash_type={call['stash_type']}: statistics of another type than float32")
     if along is None or not _flow(call, (1, 2)):
         return norm(call.array(1, "scale"), call.array(2, "bias") if call.has(2) else np.zeros(()))
-    y = call.binary("mul", norm(np.ones(()), np.zeros(())), along(call, 1))
-    return call.binary("add", y, along(call, 2)) if call.has(2) else y
+    y = call.mul(norm(np.ones(()), np.zeros(())), along(call, 1))
+    return call.add(y, along(call, 2)) if call.has(2) else y
 
 
 @op("LRN")

@@ -5,7 +5,6 @@ turn these into one integer op (`passes.integers`), as they do for models that a
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from blockconv.frontends.onnx.scope import Call, Dequantized, Scope, op
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.ops.rule import Tensor
+from blockconv.network.ops.rule import Tensor, Tensors
 
 CONSTANT = "constant scales and zero points; uint8 and int8"
 ALSO_4_BITS = f"{CONSTANT}, uint4 and int4"
@@ -54,10 +53,9 @@ def unpacked(value: Array) -> Array:
     return value.astype(element(name).dtype) if name in NIBBLES else value
 
 
-def quantization(call: Call, at: int, dtype: Any, zero_point_at: int | None = None) -> Quantization:
-    """One scale, operand `at`, and one zero point, the next operand or operand `zero_point_at`."""
-    scale = scales(call, at)
-    zero_point = zero_points(call, at + 1 if zero_point_at is None else zero_point_at, dtype)
+def quantization(call: Call, at: int, dtype: Any) -> Quantization:
+    """One scale, operand `at`, and one zero point, the next operand."""
+    scale, zero_point = scales(call, at), zero_points(call, at + 1, dtype)
     for name, value in (("scale", scale), ("zero_point", zero_point)):
         if value.size != 1:
             raise call.error(name, value, "has to be one number; only weights have several")
@@ -86,7 +84,7 @@ def keeps_integers(node: Any, scope: Scope) -> bool:
         return False
     scale, zero_point = scales(call, 1), zero_points(call, 2, value.dtype)
     value = unpacked(value)
-    axis = call.axis(call.attribute("axis", 1), max(value.ndim, 1)) if scale.size > 1 else 0
+    axis = call.axis(call["axis"], max(value.ndim, 1)) if scale.size > 1 else 0
     if call["block_size"]:
         found = _of_blocks(value, *_along(call, value.shape, scale, zero_point), axis)
     else:
@@ -130,13 +128,12 @@ def _of_blocks(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequ
     return None
 
 
-def weight(call: Call, at: int, axis: int, scale_at: int | None = None, zero_point_at: int | None = None) -> None:
+def weight(call: Call, at: int, axis: int) -> None:
     """Replace the operand `at`, constant integers, by floats that keep these integers. The next two operands are scale
-    and zero point, or those at `scale_at` and `zero_point_at`."""
+    and zero point."""
     value = call.array(at, "weight")
     check_bytes(call, value.dtype)
-    scale = scales(call, at + 1 if scale_at is None else scale_at)
-    zero_point = zero_points(call, at + 2 if zero_point_at is None else zero_point_at, value.dtype)
+    scale, zero_point = scales(call, at + 1), zero_points(call, at + 2, value.dtype)
     if scale.size == 1:
         scale = scale.reshape(())
     axis = axis if value.ndim > 1 else 0
@@ -154,7 +151,7 @@ def weight(call: Call, at: int, axis: int, scale_at: int | None = None, zero_poi
 @op("QuantizeLinear", "com.microsoft.QuantizeLinear", limits=f"from float32; {ALSO_4_BITS}; blocks of one zero point")
 def _quantize_linear(call: Call) -> Tensor:
     x = call.input()
-    wanted = call.attribute("output_dtype", 0)
+    wanted = call["output_dtype"]
     dtype = str(dtype_of(wanted)) if wanted else "uint8"
     if call.has(2):
         dtype = str(call.array(2, "zero point").dtype)
@@ -170,7 +167,7 @@ def _quantize_linear(call: Call) -> Tensor:
     axis = _axis_of(call, x.shape, scale, zero_point)
     made = []
     for k in range(scale.size):
-        part = call.emit(ops.Slice(axis, k, 1), x, helps=True)
+        part = call.helper(ops.Slice(axis, k, 1), x)
         given = Quantization(float(scale[k]), int(np.broadcast_to(zero_point, scale.shape)[k]))
         made.append(_quantize(call, part, given, dtype))
     return call.emit(ops.Concat(axis), *made)
@@ -186,16 +183,16 @@ def _dequantize_linear(call: Call) -> Tensor:
         given = Quantization(float(scale.item()), int(zero_point.reshape(-1)[0]))
         return call.emit(ops.Dequantize(given), x)
     scale, zero_point = _along(call, x.shape, scale, zero_point)
-    y = call.emit(ops.Dequantize(Quantization(1.0)), x, helps=True)
+    y = call.helper(ops.Dequantize(Quantization(1.0)), x)
     if zero_point.any():
-        y = call.emit(ops.Binary("sub"), y, call.constant(zero_point.astype(np.float32), "zero_point"), helps=True)
-    return call.emit(ops.Binary("mul"), y, call.constant(scale, "scale"))
+        y = call.helper(ops.Binary("sub"), y, call.constant(zero_point.astype(np.float32), "zero_point"))
+    return call.mul(y, call.constant(scale, "scale"))
 
 
 def _along(call: Call, shape: Shape, scale: Array, zero_point: Array) -> tuple[Array, Array]:
     """Several scales and zero points as arrays that broadcast to the shape: one for each index of an axis, or block."""
     size, rank = call["block_size"], len(shape)
-    axis = call.axis(call.attribute("axis", 1), rank)
+    axis = call.axis(call["axis"], rank)
     if not size:
         _axis_of(call, shape, scale, zero_point)
         along = (-1,) + (1,) * (rank - 1 - axis)
@@ -211,12 +208,12 @@ def _along(call: Call, shape: Shape, scale: Array, zero_point: Array) -> tuple[A
 def _quantize_blocks(call: Call, x: Tensor, scale: Array, zero_point: Array, dtype: Any) -> Tensor:
     if zero_point.min() != zero_point.max():
         raise Unsupported(f"zero_point={zero_point.min()} to {zero_point.max()}: blocks of several zero points")
-    scaled = call.emit(ops.Binary("div"), x, call.constant(scale, "scale"), helps=True)
+    scaled = call.helper(ops.Binary("div"), x, call.constant(scale, "scale"))
     return _quantize(call, scaled, Quantization(1.0, int(zero_point.flat[0])), dtype)
 
 
 def _axis_of(call: Call, shape: Shape, scale: Array, zero_point: Array) -> int:
-    axis = call.axis(call.attribute("axis", 1), len(shape))
+    axis = call.axis(call["axis"], len(shape))
     if scale.size != shape[axis] or zero_point.size not in (1, scale.size):
         rule = f"has to hold {shape[axis]}, one for each index of axis {axis}, like zero_point"
         raise call.error("scale", scale, rule)
@@ -233,7 +230,7 @@ def dequantized(call: Call, at: int) -> Tensor:
     """Dequantize the operand `at` by the scale and the zero point that follow it."""
     x = call.input(at)
     check_bytes(call, x.dtype)
-    return call.emit(ops.Dequantize(quantization(call, at + 1, x.dtype)), x, helps=True)
+    return call.helper(ops.Dequantize(quantization(call, at + 1, x.dtype)), x)
 
 
 def stored(call: Call, y: Tensor, at: int, dtype: Any) -> Tensor:
@@ -249,7 +246,7 @@ def qlinear_conv(call: Call) -> Tensor:
     x = dequantized(call, 0)
     scale = quantization(call, 1, call.input().dtype).scale * scales(call, 4)
     weight(call, 3, 0)
-    more: tuple[Tensor, ...] = ()
+    more: Tensors = ()
     if call.has(8):
         bias = Dequantized(
             call.array(8, "bias"), ops.Dequantize(Quantization(scale if scale.size > 1 else scale.item()))
@@ -280,8 +277,7 @@ def _qlinear_matmul(call: Call) -> Tensor:
 # makes the multiplications by scales part of it.
 _FOUND = "zero points that are constant, or found by DynamicQuantizeLinear; uint8 and int8"
 _WHOLE = ops.Dequantize(Quantization(1.0))  # integers as floats
-_Source = tuple[ops.Convolution, tuple[Tensor, ...]]  # a convolution of integers, and its inputs after the first
-_Product = Callable[[Call, Tensor, _Source], Tensor]  # a node's value, with its current weight
+_Source = tuple[ops.Convolution, Tensors]  # a convolution of integers, and its inputs after the first
 
 
 @op("DynamicQuantizeLinear")
@@ -295,10 +291,10 @@ def _quantize_by_data(call: Call) -> list[Tensor]:
 
 def _found(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(The quantization found for `x`, `x` as integers, the scale and the uint8 zero point of shape (1,))."""
-    found = call.emit(ops.FindQuantization(), x, helps=True)
+    found = call.helper(ops.FindQuantization(), x)
     y = call.emit(ops.DynamicQuantize(), x, found)
-    scale, zero_point = (call.emit(ops.Slice(0, k, 1), found, helps=True) for k in (0, 1))
-    return found, y, scale, call.emit(ops.Quantize(Quantization(1.0)), zero_point, helps=True)
+    scale, zero_point = (call.helper(ops.Slice(0, k, 1), found) for k in (0, 1))
+    return found, y, scale, call.helper(ops.Quantize(Quantization(1.0)), zero_point)
 
 
 def _found_at(call: Call, at: int) -> Tensor | None:
@@ -321,16 +317,18 @@ def _found_at(call: Call, at: int) -> Tensor | None:
 @op("ConvInteger", limits=f"1-D to 3-D; constant weight; {_FOUND}")
 @op("MatMulInteger", limits=f"constant B, whose batch broadcasts with A's; {_FOUND}")
 def _of_integers(call: Call) -> Tensor:
-    product = _convolved if call.node.op_type == "ConvInteger" else _multiplied
-    return _sums(call, call.input(), _source(call, 2), 3, product)
+    return _sums(call, call.input(), _source(call, 2), 3)
 
 
-def _convolved(call: Call, x: Tensor, source: _Source) -> Tensor:
-    return convolution(call, source[0], x, 1, (), source[1])
+def _is_product(call: Call) -> bool:
+    """Whether a node multiplies matrices; else it is a convolution."""
+    return bool(call.node.op_type != "ConvInteger")
 
 
-def _multiplied(call: Call, x: Tensor, source: _Source) -> Tensor:
-    return matmul(call, source[0], x, 1, source[1])
+def _summed(call: Call, x: Tensor, source: _Source) -> Tensor:
+    """The node's value, with its current weight."""
+    made, others = source
+    return matmul(call, made, x, 1, others) if _is_product(call) else convolution(call, made, x, 1, (), others)
 
 
 def _source(call: Call, at: int) -> _Source:
@@ -348,32 +346,31 @@ def _of_found(found: Tensor) -> _Source:
     return ops.DynamicConv2d(), (found,)
 
 
-def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, product: _Product, real: bool = False) -> Tensor:
+def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, real: bool = False) -> Tensor:
     """The sums of products of `x` and operand 1, a constant, less their zero points; float32 will do if `real`, or if
     nothing but Cast to float32 reads them."""
     real = real or call.node.output[0] in call.scope.only_cast
-    value = call.array(1, "weight")
+    value, of_matrix = call.array(1, "weight"), _is_product(call)
     for dtype in (x.dtype, value.dtype):
         check_bytes(call, dtype)
-    zero_point, axis = zero_points(call, zero_point_at, value.dtype), int(product is _multiplied and value.ndim > 1)
+    zero_point, axis = zero_points(call, zero_point_at, value.dtype), int(of_matrix and value.ndim > 1)
     exact = as_weight(value, np.ones((), np.float32), zero_point, axis)
     if exact is None:
         said = f"zero points of shape {zero_point.shape}: neither one, nor one for each index of axis {axis}"
         raise Unsupported(f"{said} of the weight, {value.shape}")
-    plain = value.ndim == 2 if product is _multiplied else True
-    if real and plain and exact.integers.dtype == np.int16:
-        return _corrected(call, x, source, zero_point, product)
+    if real and (value.ndim == 2 or not of_matrix) and exact.integers.dtype == np.int16:
+        return _corrected(call, x, source, zero_point)
     call.inputs[1] = call.constant(exact.integers, "weight")
-    return product(call, x, source)
+    return _summed(call, x, source)
 
 
-def _corrected(call: Call, x: Tensor, source: _Source, zero_point: Array, product: _Product) -> Tensor:
+def _corrected(call: Call, x: Tensor, source: _Source, zero_point: Array) -> Tensor:
     """The sums as floats, by weights that an int8 cannot hold less their zero points.
 
     They are int8 weights plus a number for each output channel. The number is multiplied by the sum of all elements of
     a window. This takes little more time than int8 weights; weights of twice as many channels would take twice as long.
     """
-    value, of_matrix = call.array(1, "weight"), product is _multiplied
+    value, of_matrix = call.array(1, "weight"), _is_product(call)
     groups = 1 if of_matrix else call.attribute("group", 1)
     middle = 128 if value.dtype == np.uint8 else 0
     count = value.shape[1 if of_matrix else 0]
@@ -381,7 +378,7 @@ def _corrected(call: Call, x: Tensor, source: _Source, zero_point: Array, produc
     parts = []
     for name, part in (("weight", (value.astype(np.int32) - middle).astype(np.int8)), ("ones", ones)):
         call.inputs[1] = call.constant(part, name)
-        parts.append(call.emit(_WHOLE, product(call, x, source), helps=True))
+        parts.append(call.helper(_WHOLE, _summed(call, x, source)))
     shape, at = parts[0].shape, parts[0].rank - 1 if of_matrix else 1
     flat = [call.reshape(y, _as_image(y.shape, at)) for y in parts]
     offsets = np.broadcast_to(middle - zero_point.astype(np.float32).reshape(-1), (count,))
@@ -404,27 +401,29 @@ def _as_image(shape: Shape, at: int) -> Shape:
 @op("com.microsoft.MatMulIntegerToFloat", limits=f"constant B, a matrix or a vector, and bias; {_FOUND}")
 def _matmul_to_float(call: Call) -> Tensor:
     found = _found_at(call, 4)
-    if found is None:
-        a = call.emit(ops.Dequantize(quantization(call, 2, call.input().dtype, 4)), call.input(), helps=True)
-        weight(call, 1, 1, 3, 5)
-        return _biased(call, matmul(call, ops.Conv2d(), a, 1), 6)
-    sums = _sums(call, call.input(), _of_found(found), 5, _multiplied, True)
+    if found is None:  # operands in the order of other ops, with scale and zero point after each
+        given = [*call.inputs, *[None] * 3]
+        call.inputs[:] = [given[k] for k in (0, 2, 4, 1, 3, 5, 6)]
+        a = dequantized(call, 0)
+        weight(call, 3, 1)
+        return _biased(call, matmul(call, ops.Conv2d(), a, 3), 6)
+    sums = _sums(call, call.input(), _of_found(found), 5, True)
     return _biased(call, _scaled(call, sums, call.input(2), 3), 6)
 
 
 @op("com.microsoft.DynamicQuantizeMatMul", limits=f"constant B, a matrix or a vector, and bias; {CONSTANT}")
 def _dynamic_matmul(call: Call) -> Tensor:
     found, y, scale, _ = _found(call, call.input())
-    return _biased(call, _scaled(call, _sums(call, y, _of_found(found), 3, _multiplied, True), scale, 2), 4)
+    return _biased(call, _scaled(call, _sums(call, y, _of_found(found), 3, True), scale, 2), 4)
 
 
 def _scaled(call: Call, sums: Tensor, scale: Tensor, at: int) -> Tensor:
     """Sums times the scale of the source and those of the weight, the operand `at`."""
-    factor = call.emit(ops.Binary("mul"), call.constant(scales(call, at).reshape(-1), "scale"), scale, helps=True)
-    real = sums if sums.dtype == np.float32 else call.emit(_WHOLE, sums, helps=True)
-    return call.emit(ops.Binary("mul"), real, factor)
+    factor = call.helper(ops.Binary("mul"), call.constant(scales(call, at).reshape(-1), "scale"), scale)
+    real = sums if sums.dtype == np.float32 else call.helper(_WHOLE, sums)
+    return call.mul(real, factor)
 
 
 def _biased(call: Call, y: Tensor, at: int) -> Tensor:
     """`y` plus operand `at`, if there is one."""
-    return y if not call.has(at) else call.emit(ops.Binary("add"), y, call.constant(call.array(at, "bias"), "bias"))
+    return y if not call.has(at) else call.add(y, call.constant(call.array(at, "bias"), "bias"))

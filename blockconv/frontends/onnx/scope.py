@@ -18,9 +18,8 @@ from blockconv.network.emitter import Emitter, Unsupported
 from blockconv.network.graph import Node, inferred
 from blockconv.network.lowering import Translation
 from blockconv.network.ops import Concat, Convolution, Dequantize, Op
-from blockconv.network.ops.rule import Tensor
+from blockconv.network.ops.rule import Axes, Tensor, Tensors
 
-Tensors = tuple[Tensor, ...]
 OP = "load_onnx"
 
 
@@ -344,6 +343,10 @@ class Call(Translation):
             raise Unsupported(f"input={x.shape}: {x.rank} dimensions")
         return x
 
+    def plus(self, y: Tensor, index: int) -> Tensor:
+        """`y` plus an input, if the node has it."""
+        return self.add(y, self.input(index)) if self.has(index) else y
+
     def array(self, index: int, what: str) -> Array:
         """An input that has to be a constant."""
         tensor = self.input(index)
@@ -379,7 +382,7 @@ class Call(Translation):
             raise self.error("axis", value, f"has to be one of the input's {rank} axes")
         return value % rank
 
-    def axes(self, values: Sequence[int], rank: int) -> tuple[int, ...]:
+    def axes(self, values: Sequence[int], rank: int) -> Axes:
         """Axes, counted from the front. Each may be named once."""
         found = tuple(self.axis(value, rank) for value in values)
         if len(set(found)) < len(found):
@@ -420,7 +423,7 @@ class Call(Translation):
             integers = integers - parts[-1]
         (n, c, h, w), joined = x.shape, np.concatenate(parts, axis=1)
         of_groups = self.reshape(x, (n * groups, c // groups, h, w))
-        repeated = self.emit(Concat(1), *[of_groups] * len(parts), helps=True)
+        repeated = self.helper(Concat(1), *[of_groups] * len(parts))
         x = self.reshape(repeated, (n, c * len(parts), h, w))
         name = self.scope.value_name(f"{self.name}.weight")
         wei = (

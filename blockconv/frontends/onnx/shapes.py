@@ -18,7 +18,7 @@ from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.lowering import MOST_INDICES
-from blockconv.network.ops.rule import Tensor
+from blockconv.network.ops.rule import Axes, Tensor
 
 
 @op("Shape")
@@ -234,13 +234,13 @@ def _reduce(call: Call) -> Tensor:
     elif named[-1].isdigit():
         y = call.norm(wide, int(named[-1]), axes, keeps)
     else:
-        wide = call.emit(ops.Binary("mul"), wide, wide, helps=True) if named == "SumSquare" else wide
+        wide = call.helper(ops.Binary("mul"), wide, wide) if named == "SumSquare" else wide
         y = call.reduced(wide, "sum", axes, keeps)
         y = call.apply("log", y) if named == "LogSum" else y
     return call.converted(y, x.type.name)
 
 
-def _of_nothing(call: Call, axes: tuple[int, ...], keeps: bool) -> Tensor:
+def _of_nothing(call: Call, axes: Axes, keeps: bool) -> Tensor:
     """The result of a reduction over no elements. A mean is 0, as in ONNX Runtime."""
     x, type = call.input(), call.input().type
     least, most = (-math.inf, math.inf) if type.is_float else (0, 1) if type.name == "bool" else type.bounds
@@ -258,8 +258,8 @@ def _lp_norm(call: Call) -> Tensor:
         raise Unsupported(f"p={p}")
     wide = call.converted(x, x.type.computed.name)
     norm = call.norm(wide, p, (call.along(x),), True)
-    divisor = call.where(call.binary("equal", norm, 0), 1, norm)
-    return call.converted(call.binary("div", wide, divisor), x.type.name)
+    divisor = call.where(call.equal(norm, 0), 1, norm)
+    return call.converted(call.div(wide, divisor), x.type.name)
 
 
 @op("Upsample", since=7, limits="constant scales")
@@ -287,7 +287,7 @@ def _resize(call: Call) -> Tensor:
     cubic = call.attribute("cubic_coeff_a", -0.75)
     made = ops.Resize(kind, None, None, coordinates, nearest, antialias, excludes, cubic)
     of_bytes = kind != "nearest" and x.dtype in BYTES
-    y = call.emit(ops.Dequantize(Quantization(1.0)), x, helps=True) if of_bytes else x
+    y = call.helper(ops.Dequantize(Quantization(1.0)), x) if of_bytes else x
     y = _resampled(call, y, made, _target(call, 2 if modern else 1))
     return call.emit(ops.Quantize(Quantization(1.0), "uint8" if x.dtype == np.uint8 else "int8"), y) if of_bytes else y
 
@@ -346,7 +346,7 @@ def _sides(call: Call, x: Tensor, made: ops.Resize, h: _Along, w: _Along) -> Ten
     if not any(map(any, pads)):
         return y
     for axis, (first, end) in zip((2, 3), ends, strict=True):
-        y = call.emit(ops.Slice(axis, first, end - first), y, helps=True)
+        y = call.helper(ops.Slice(axis, first, end - first), y)
     return call.emit(ops.Pad(((0, 0), (0, 0), *pads), value), y)
 
 
@@ -367,7 +367,7 @@ def _target(call: Call, at: int) -> list[_Along]:
     return made
 
 
-def _rois(call: Call, axes: tuple[int, ...]) -> list[tuple[float, float]]:
+def _rois(call: Call, axes: Axes) -> list[tuple[float, float]]:
     """The part of each axis that a node crops, or all of it. A float32 means its shortest decimal."""
     if call["coordinate_transformation_mode"] != "tf_crop_and_resize":
         return [(0.0, 1.0)] * len(axes)
@@ -377,7 +377,7 @@ def _rois(call: Call, axes: tuple[int, ...]) -> list[tuple[float, float]]:
     return list(zip(roi[: len(axes)], roi[len(axes) :], strict=True))
 
 
-def _scales(call: Call, axes: tuple[int, ...], at: int) -> Sequence[float] | None:
+def _scales(call: Call, axes: Axes, at: int) -> Sequence[float] | None:
     """A scale for each axis, from the input `at` or an attribute; None if sizes are given instead."""
     scales: Sequence[float] | None = call["scales"]
     if call.has(at) and call.input(at).elements:
@@ -393,7 +393,7 @@ def _scales(call: Call, axes: tuple[int, ...], at: int) -> Sequence[float] | Non
     return scales
 
 
-def _sizes(call: Call, axes: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
+def _sizes(call: Call, axes: Axes) -> tuple[tuple[int, ...], float]:
     """The sizes, and the scale of all axes if the node keeps the aspect ratio, or 0."""
     sizes, policy = call.ints(3, "sizes"), call.one_of("keep_aspect_ratio_policy", "stretch", *_POLICIES)
     shape = call.input().shape  # an axis without elements stays one

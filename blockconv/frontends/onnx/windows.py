@@ -11,7 +11,7 @@ from blockconv.core.checks import Pair, Shape
 from blockconv.frontends.onnx.scope import Call, only_output, op
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
-from blockconv.network.ops.rule import Tensor
+from blockconv.network.ops.rule import Tensor, Tensors
 from blockconv.network.volumes import Window
 
 
@@ -64,7 +64,7 @@ def conv(call: Call) -> Tensor:
     return convolution(call, ops.Conv2d(), call.input(), 1, _bias(call))
 
 
-def _bias(call: Call) -> tuple[Tensor, ...]:
+def _bias(call: Call) -> Tensors:
     """The bias, which has to be a constant, if there is one."""
     if not call.has(2):
         return ()
@@ -77,8 +77,8 @@ def convolution(
     attributes: ops.Convolution,
     x: Tensor,
     at: int,
-    more: tuple[Tensor, ...],
-    others: tuple[Tensor, ...] = (),
+    more: Tensors,
+    others: Tensors = (),
 ) -> Tensor:
     """`attributes` with the windows that a node says, of an input, the `others` after it, and of its operand `at`, the
     weight, and `more`."""
@@ -102,7 +102,7 @@ def _conv_transpose(call: Call) -> Tensor:
     x, pads = call.input(), _cut(call, window)
     if 0 in _image(call, window):  # a pixel of zeros in place of none adds a stride, which is cut
         sides = zip(pads, window.stride, _image(call, window), strict=True)
-        x = call.emit(ops.Pad(((0, 0), (0, 0), *((0, int(size == 0)) for size in x.shape[2:]))), x, helps=True)
+        x = call.helper(ops.Pad(((0, 0), (0, 0), *((0, int(size == 0)) for size in x.shape[2:]))), x)
         pads = tuple((begin, end + step * (size == 0)) for (begin, end), step, size in sides)
     made = ops.ConvTranspose2d(groups=call.attribute("group", 1))
 

@@ -39,6 +39,7 @@ from blockconv.frontends.torch.reader import (
     Refused,
     arguments_of,
     draws,
+    elsewhere,
     hint,
     kind_of,
     stand_in,
@@ -258,9 +259,8 @@ def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
     for node in graph.nodes:
         reader.refused = Refused()
         if node.op == "call_function" and node not in constant and "number" not in node.meta:
-            elsewhere = _elsewhere(node)
-            if elsewhere:
-                reader.refused.add(node, elsewhere)
+            if device := elsewhere(node):
+                reader.refused.add(node, device)
             else:
                 reader.read([node])
             if not reader.refused.nodes:
@@ -291,16 +291,6 @@ def _last_views(graph: Any) -> set[Any]:
         if _is_view(maker) and not writes(maker) and all(user.op == "output" or user in found for user in node.users):
             found.add(node)
     return found
-
-
-def _elsewhere(node: Any) -> str:
-    """The device that a node reads or writes, if that is not the CPU."""
-    for other in (node, *node.all_input_nodes):
-        value = other.meta.get("val")
-        for tensor in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
-                return f"on {tensor.device.type}"
-    return ""
 
 
 def _partitions(gm: Any, taken: set[Any], refused: Refused) -> list[dict[Any, Any]]:

@@ -13,7 +13,7 @@ from blockconv.core.types import NUMBERS, WHOLE, element
 from blockconv.frontends.torch.reader import Call, Constant, Value, arguments_of, hint, lowered, of_numbers, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.ops.rule import Tensor
+from blockconv.network.ops.rule import Axes, Tensor
 
 _COUNTED = tuple(name for name in WHOLE if name != "uint64")  # which an int64 holds
 _SHORT = ("int8", "uint8", "int16", "uint16")
@@ -41,13 +41,18 @@ def as_numbers(call: Call, value: Value, name: str = "") -> Tensor:
     return call.constant(np.asarray(value).astype(type_.dtype), "number")
 
 
-def _promoted(call: Call, *names: str) -> list[Tensor]:
-    """Operands in the type that PyTorch promotes them to."""
+def _operands(call: Call, name: str = "") -> list[Tensor]:
+    """Both operands as numbers of the type of this name. Default: the result's."""
+    return [as_numbers(call, call[one], name) for one in ("self", "other")]
+
+
+def _promoted(call: Call) -> list[Tensor]:
+    """Both operands in the type that PyTorch promotes them to."""
     given = arguments_of(call.node, call.node.args, call.node.kwargs)
-    traced = [given[name].meta["val"] if isinstance(given[name], FxNode) else given[name] for name in names]
+    traced = [one.meta["val"] if isinstance(one, FxNode) else one for one in (given["self"], given["other"])]
     numbers = [value if isinstance(value, (torch.Tensor, bool, float)) else hint(value) for value in traced]
     name = str(torch.result_type(*numbers)).removeprefix("torch.")
-    return [as_numbers(call, call[one], name) for one in names]
+    return _operands(call, name)
 
 
 of_numbers("_to_copy")(lambda call: as_numbers(call, call.input()))
@@ -59,11 +64,11 @@ of_numbers("prims.convert_element_type")(lambda call: as_numbers(call, call.inpu
 
 @of_numbers("add", "sub", "mul", "div", "maximum", "minimum", "atan2")
 def _binary(call: Call) -> Tensor:
-    a, b = (as_numbers(call, call[name]) for name in ("self", "other"))
+    a, b = _operands(call)
     if call.get("rounding_mode") is not None:
         return _quotient(call, a, b)
     if call.get("alpha", 1) != 1:
-        b = call.binary("mul", b, as_numbers(call, call["alpha"]))
+        b = call.mul(b, as_numbers(call, call["alpha"]))
     return call.binary(call.kind.removesuffix("imum"), a, b)
 
 
@@ -72,23 +77,23 @@ def _quotient(call: Call, a: Tensor, b: Tensor) -> Tensor:
     if a.type.is_float:
         return _quotient_of_floats(call, a, b)
     _check_integers(call, a)
-    return _floored(call, a, b) if call["rounding_mode"] == "floor" else call.binary("div", a, b)
+    return _floored(call, a, b) if call["rounding_mode"] == "floor" else call.div(a, b)
 
 
 def _floored(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """The quotient of integers, rounded down."""
-    return call.binary("div", call.binary("sub", a, call.binary("mod", a, b)), b)
+    return call.div(call.sub(a, call.binary("mod", a, b)), b)
 
 
 def _quotient_of_floats(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """Rounded down, it is what is left after the remainder, which is exact: 1 // 0.1 is 9."""
-    y = call.binary("div", a, b)
+    y = call.div(a, b)
     if call["rounding_mode"] == "trunc":
         return call.apply("trunc", y)
     rest, below = _divided(call, a, b)
-    whole = call.binary("div", call.binary("sub", a, rest), b)
-    rounded = call.apply("round", call.where(below, call.binary("sub", whole, 1), whole))
-    return call.where(call.binary("equal", b, 0), y, rounded)
+    whole = call.div(call.sub(a, rest), b)
+    rounded = call.apply("round", call.where(below, call.sub(whole, 1), whole))
+    return call.where(call.equal(b, 0), y, rounded)
 
 
 def _divided(call: Call, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,12 +115,12 @@ def _check_integers(call: Call, a: Tensor) -> None:
 @of_numbers("remainder", "fmod")
 def _remainder(call: Call) -> Tensor:
     """The remainder of a quotient that is rounded down, or towards 0 in `fmod`."""
-    a, b = (as_numbers(call, call[name]) for name in ("self", "other"))
+    a, b = _operands(call)
     if a.type.is_float:
         if call.kind == "fmod":
             return call.fmod(a, b)
         y, below = _divided(call, a, b)
-        return call.where(below, call.binary("add", y, b), y)
+        return call.where(below, call.add(y, b), y)
     _check_integers(call, a)
     return call.binary("mod", a, b) if call.kind == "remainder" else call.fmod(a, b)
 
@@ -139,14 +144,13 @@ _COMPARED = {
 }
 
 
-of_numbers(*_COMPARED)(lambda call: call.binary(_COMPARED[call.kind], *_promoted(call, "self", "other")))
+of_numbers(*_COMPARED)(lambda call: call.binary(_COMPARED[call.kind], *_promoted(call)))
 
 
 @of_numbers("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor")
 def _logic(call: Call) -> Tensor:
     family, _, kind = call.kind.partition("_")
-    type_ = "bool" if family == "logical" else call.result
-    return call.binary(kind, *(as_numbers(call, call[one], type_) for one in ("self", "other")))
+    return call.binary(kind, *_operands(call, "bool" if family == "logical" else ""))
 
 
 of_numbers("logical_not", "bitwise_not")(lambda call: call.inverted(as_numbers(call, call.input())))
@@ -155,7 +159,7 @@ of_numbers("logical_not", "bitwise_not")(lambda call: call.inverted(as_numbers(c
 @of_numbers("where")
 def _where(call: Call) -> Tensor:
     condition = as_numbers(call, call["condition"], "bool")
-    return call.where(condition, *(as_numbers(call, call[one]) for one in ("self", "other")))
+    return call.where(condition, *_operands(call))
 
 
 @of_numbers("clamp", "hardtanh")
@@ -169,18 +173,13 @@ def _clamp(call: Call) -> Tensor:
 # ---------------------------------------------------------------- indices
 
 
-def _indices(call: Call, name: str = "index") -> Tensor:
-    """Indices for an op that refuses negative ones (`from_end=False`), as PyTorch does."""
-    x = call.input(name)
-    if x.type.name not in ("int64", "int32"):
-        raise Unsupported(f"indices of {x.type}")
-    return x
+# Ops with `from_end=False` refuse negative indices, as PyTorch does.
 
 
 @of_numbers("gather")
 def _gather(call: Call) -> Tensor:
     x = call.input()
-    return call.emit(ops.GatherAt("elements", call.along(x), from_end=False), x, _indices(call))
+    return call.emit(ops.GatherAt("elements", call.along(x), from_end=False), x, call.input("index"))
 
 
 @of_numbers("index_select")
@@ -188,11 +187,11 @@ def _index_select(call: Call) -> Tensor:
     x, axis = call.input(), call.along(call.input())
     if isinstance(call["index"], Constant):
         return call.gathered(x, axis, call.array("index").reshape(-1))
-    return call.emit(ops.GatherAt("along", axis, from_end=False), x, call.reshape(_indices(call), (-1,)))
+    return call.emit(ops.GatherAt("along", axis, from_end=False), x, call.reshape(call.input("index"), (-1,)))
 
 
 of_numbers("embedding")(
-    lambda call: call.emit(ops.GatherAt("along", 0, from_end=False), call.input("weight"), _indices(call, "indices"))
+    lambda call: call.emit(ops.GatherAt("along", 0, from_end=False), call.input("weight"), call.input("indices"))
 )
 
 
@@ -219,8 +218,7 @@ def _tuples(call: Call, x: Tensor, given: list[tuple[int, Tensor]]) -> tuple[Ten
     named = [axis for axis, _ in given]
     shape = np.broadcast_shapes(*(index.shape for _, index in given))
     wide = [call.reshape(call.expanded(call.converted(index, "int64"), shape), (*shape, 1)) for _, index in given]
-    tuples = wide[0] if len(wide) == 1 else call.emit(ops.Concat(len(shape)), *wide, helps=True)
-    return tuples, (*named, *(axis for axis in range(x.rank) if axis not in named)), named
+    return call.joined(len(shape), wide), (*named, *(axis for axis in range(x.rank) if axis not in named)), named
 
 
 def _check_updated(x: Tensor, indices: Tensor, kind: ScatterKind) -> None:
@@ -231,14 +229,14 @@ def _check_updated(x: Tensor, indices: Tensor, kind: ScatterKind) -> None:
 @of_numbers("scatter", "scatter_add", "scatter_reduce")
 def _scatter(call: Call) -> Tensor:
     """The last update of an element stays. PyTorch promises no order."""
-    x, indices = call.input(), _indices(call)
+    x, indices = call.input(), call.input("index")
     kinds: dict[str, ScatterKind] = {"add": "add", "sum": "add", "mean": "add", "multiply": "mul", "prod": "mul"}
     kinds |= {"amax": "max", "amin": "min", "none": "none"}
     named = call.get("reduce", "add" if call.kind == "scatter_add" else "none")
     _check_updated(x, indices, kinds[named])
     updates = as_numbers(call, call.get("src", call.get("value")), x.type.name)
     for axis, (size, have) in enumerate(zip(indices.shape, updates.shape, strict=False)):
-        updates = updates if size == have else call.emit(ops.Slice(axis, 0, size), updates, helps=True)
+        updates = updates if size == have else call.helper(ops.Slice(axis, 0, size), updates)
 
     def scattered(x: Tensor, kind: ScatterKind, updates: Tensor) -> Tensor:
         made = ops.ScatterAt("elements", call.along(x), kind, from_end=False)
@@ -257,7 +255,7 @@ def _scatter(call: Call) -> Tensor:
     if counts is None:
         return y
     counts = scattered(counts, "add", filled(1, indices.shape))
-    return call.binary("div", y, counts) if x.type.is_float else _floored(call, y, counts)
+    return call.div(y, counts) if x.type.is_float else _floored(call, y, counts)
 
 
 @of_numbers("index_put")
@@ -266,7 +264,7 @@ def _put(call: Call) -> Tensor:
     x, values = call.input(), as_numbers(call, call["values"])
     given = [(axis, call.tensor(value)) for axis, value in enumerate(call["indices"]) if value is not None]
     kind: ScatterKind = "add" if call["accumulate"] else "none"
-    if [index.type.name for _, index in given] == ["bool"] and math.prod(values.shape) == 1 and kind == "none":
+    if [index.type.name for _, index in given] == ["bool"] and values.elements == 1 and kind == "none":
         ((axis, mask),) = given
         mask = call.reshape(mask, (*mask.shape, *(1,) * (x.rank - axis - mask.rank)))
         return call.where(mask, call.reshape(values, ()), x)
@@ -277,14 +275,14 @@ def _put(call: Call) -> Tensor:
     values = call.expanded(values, (*rest[:first], *shape, *rest[first:]))
     k, places = len(shape), (*range(len(shape) + len(rest)),)
     updates = call.transposed(values, (*places[first : first + k], *places[:first], *places[first + k :]))
-    made = call.emit(ops.ScatterAt("tuples", 0, kind), call.transposed(x, order), tuples, updates, helps=True)
+    made = call.helper(ops.ScatterAt("tuples", 0, kind), call.transposed(x, order), tuples, updates)
     return call.transposed(made, tuple(map(order.index, range(len(order)))))
 
 
 # ---------------------------------------------------------------- along axes
 
 
-def reduced_axes(call: Call) -> tuple[int, ...]:
+def reduced_axes(call: Call) -> Axes:
     """The axes of a reduction, sorted: all if none is named. Raises Unsupported for axes without elements."""
     shape, rank, given = call.input().shape, call.input().rank, call.get("dim")
     named = [given] if isinstance(given, int) else given or range(rank)
@@ -306,12 +304,7 @@ of_numbers("any")(
 )
 
 
-@of_numbers("logsumexp")
-def _log_sum_exp(call: Call) -> Tensor:
-    x = call.input()
-    if not x.type.is_float:
-        raise Unsupported(f"of {x.type}")
-    return call.log_sum_exp(x, reduced_axes(call), call["keepdim"])
+op("logsumexp")(lambda call: call.log_sum_exp(call.input(), reduced_axes(call), call["keepdim"]))
 
 
 @of_numbers("max", "min")
@@ -356,7 +349,7 @@ def _ordered(call: Call) -> list[Tensor]:
     if (x.type.name not in _COUNTED and not x.type.is_float) or not size or is_long:
         raise Unsupported(f"of {size} elements of {x.type}, of shape {x.shape}")
     top = ops.Top(axis, size if turns else count, not (turns or descending), turns)
-    indices = call.emit(top, x, helps=True)
+    indices = call.helper(top, x)
     indices = call.gathered(indices, axis, np.arange(size)[::-1][:count]) if turns else indices
     return [call.emit(ops.GatherAt("elements", axis), x, indices), indices]
 

@@ -12,14 +12,12 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import create_op_support
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
-from blockconv.frontends.torch.reader import writes
+from blockconv.frontends.torch.reader import elsewhere, writes
 
 
 def _is_taken(submodules: Any, node: Any) -> bool:
-    tensors = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
-    on_cpu = all(x.device.type == "cpu" for x in tensors if isinstance(x, torch.Tensor))
     known = "val" in node.meta and "number" not in node.meta
-    return node.op == "call_function" and known and on_cpu and not writes(node)
+    return node.op == "call_function" and known and not elsewhere(node) and not writes(node)
 
 
 def compile_rest(gm: Any) -> None:

@@ -50,9 +50,10 @@ _library = torch.library.Library("blockconv", "DEF")
 _CONVOLVED = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 _POOLED = "int[] kernel_size, int[] stride, int[] padding"
 Ints = Sequence[int]
+Run = Callable[..., Any]
 
 
-def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+def _define(schema: str, run: Run, fake: Run) -> None:
     """An op of CPU tensors, and what it gives of fake ones. run: what it does, with gradients off."""
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -68,9 +69,9 @@ def _detached(value: Any) -> Any:
 
 def _differentiate(
     name: str,
-    keep: Callable[..., Any],
-    backward: Callable[..., Any],
-    along: Callable[..., Any] | None = None,
+    keep: Run,
+    backward: Run,
+    along: Run | None = None,
     autocast: bool = True,
 ) -> None:
     """keep(ctx, inputs, output): what backward(ctx, *gradients) reads. along: see `_call`."""
@@ -83,9 +84,7 @@ def _differentiate(
     _library.impl(name, getattr(calls, name), "FuncTorchDynamicLayerFrontMode")
 
 
-def _call(
-    op: Any, run: Callable[..., Any], keep: Callable[..., Any], backward: Callable[..., Any], along: Any = None
-) -> Any:
+def _call(op: Any, run: Run, keep: Run, backward: Run, along: Any = None) -> Any:
     """An op as a function of tensors, without PyTorch's dispatcher where nobody else needs it.
 
     along(inputs, outputs, tangents): the tangents of the outputs; a tangent of an input is None if it has none.
@@ -145,7 +144,7 @@ def _call(
     return call
 
 
-def _each_by_itself(call: Callable[..., Any], count: int, dims: Sequence[Any], args: Sequence[Any]) -> Any:
+def _each_by_itself(call: Run, count: int, dims: Sequence[Any], args: Sequence[Any]) -> Any:
     """An op of a batch of arguments, one after the other. dims: the batch's axis of each argument, or None."""
 
     def one(k: int) -> Any:
@@ -163,7 +162,7 @@ _PLAIN = torch.Tensor, torch.nn.Parameter
 _TAKEN = frozenset((*_PLAIN, torch.Size, list, tuple, int, bool, float, type(None), str, bytes, complex, dict))
 
 
-def _linear(name: str, *operands: int, bias: int | None = None) -> Callable[..., Any]:
+def _linear(name: str, *operands: int, bias: int | None = None) -> Run:
     """The tangent of an op that is linear in each operand, and adds a bias."""
 
     def along(inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -188,7 +187,7 @@ def _is_watched(args: Sequence[Any]) -> bool:
     return bool(followed() or torch.is_autocast_enabled("cpu") or torch.autograd._profiler_enabled())
 
 
-def _in_autocast(op: Any) -> Callable[..., Any]:
+def _in_autocast(op: Any) -> Run:
     autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
     def call(*args: Any) -> Any:
@@ -285,53 +284,40 @@ _define(
 )
 
 
-def _keep(*which: int) -> Callable[..., None]:
-    """Keep two of the inputs, and the options, which are the last four."""
+def _differentiate_convolution(name: str, made: int, *, bias: int | None) -> None:
+    """One of the three. made: which of input, weight and output it makes of the others. bias: its place."""
+    kept = [k for k in range(3) if k != made]
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.options = inputs[-4:]
-        ctx.save_for_backward(*(inputs[k] for k in which))
+        ctx.save_for_backward(*(inputs[k] for k in kept))
 
-    return keep
+    def backward(ctx: Any, given: Any) -> Any:
+        needs, options = ctx.needs_input_grad, ctx.options
+        given = given if bias is None else _laid_out(given, _layout(*ctx.saved_tensors))
+        parts: Any = (*ctx.saved_tensors[:made], given, *ctx.saved_tensors[made:])
+        x, w, y = parts
+        found = [
+            made != 0 and needs[0] and calls.conv2d_backward_data(x.shape, w, y, None, *options),
+            made != 1 and needs[1] and calls.conv2d_backward_weights(x, w.shape, y, *options),
+            made != 2 and needs[2] and calls.conv2d(x, w, None, *options),
+        ]
+        if bias is not None:
+            found[bias:] = [needs[bias] and given.sum((0, 2, 3))]
+        return *(None if one is False else one for one in found), *(None,) * 4
 
-
-def _of_conv2d(ctx: Any, grad: Any) -> Any:
-    x, w = ctx.saved_tensors
-    grad = _laid_out(grad, _layout(x, w))
-    needs = ctx.needs_input_grad
-    of_x = calls.conv2d_backward_data(x.shape, w, grad, None, *ctx.options) if needs[0] else None
-    of_w = calls.conv2d_backward_weights(x, w.shape, grad, *ctx.options) if needs[1] else None
-    of_bias = grad.sum((0, 2, 3)) if needs[2] else None
-    return of_x, of_w, of_bias, None, None, None, None
-
-
-def _of_backward_data(ctx: Any, given: Any) -> Any:
-    w, grad = ctx.saved_tensors
-    given = _laid_out(given, _layout(grad, w))
-    needs = ctx.needs_input_grad
-    of_w = calls.conv2d_backward_weights(given, w.shape, grad, *ctx.options) if needs[1] else None
-    of_grad = calls.conv2d(given, w, None, *ctx.options) if needs[2] else None
-    of_bias = given.sum((0, 2, 3)) if needs[3] else None
-    return None, of_w, of_grad, of_bias, None, None, None, None
+    _differentiate(name, keep, backward, _linear(name, *kept, bias=bias))
 
 
-def _of_backward_weights(ctx: Any, given: Any) -> Any:
-    x, grad = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    of_x = calls.conv2d_backward_data(x.shape, given, grad, None, *ctx.options) if needs[0] else None
-    of_grad = calls.conv2d(x, given, None, *ctx.options) if needs[2] else None
-    return of_x, None, of_grad, None, None, None, None
-
-
-_differentiate("conv2d", _keep(0, 1), _of_conv2d, _linear("conv2d", 0, 1, bias=2))
-_differentiate("conv2d_backward_data", _keep(1, 2), _of_backward_data, _linear("conv2d_backward_data", 1, 2, bias=3))
-_differentiate("conv2d_backward_weights", _keep(0, 2), _of_backward_weights, _linear("conv2d_backward_weights", 0, 2))
+_differentiate_convolution("conv2d", 2, bias=2)
+_differentiate_convolution("conv2d_backward_data", 0, bias=3)
+_differentiate_convolution("conv2d_backward_weights", 1, bias=None)
 
 
 # ---------------------------------------------------------------- pools
 
 
-def _pool(run: Callable[..., Any], like: int = 0) -> Callable[..., Any]:
+def _pool(run: Run, like: int = 0) -> Run:
     """A pool or its gradient, with lists as tuples. like: the argument whose memory format the result has."""
 
     def call(*args: Any) -> Any:
@@ -345,7 +331,7 @@ def _max_pool2d_backward(shape: Ints, grad: Any, indices: Any, *options: Any, ou
     return max_pool2d_backward(shape, grad, *options, indices=indices, out_layout=out_layout)
 
 
-def _fake_pool(op: Any) -> Callable[..., Any]:
+def _fake_pool(op: Any) -> Run:
     """The result of PyTorch's own op, in the input's memory format."""
 
     def call(x: Any, *options: Any) -> Any:
@@ -387,7 +373,7 @@ def _chosen(x: Any, indices: Any) -> Any:
     return x.flatten(2).gather(2, indices.flatten(2)).view(indices.shape)
 
 
-def _differentiate_pool(name: str, along: Callable[..., Any] | None = None) -> None:
+def _differentiate_pool(name: str, along: Run | None = None) -> None:
     """A pool and its gradient, each the other's derivative. along: see `_call`.
 
     The gradient takes the pool's options, but an adaptive pool has one alone, its output's size. A max pool gives
@@ -539,7 +525,7 @@ def _keep_norm(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.mark_non_differentiable(*output[1:])
 
 
-def _of_norm(name: str) -> Callable[..., Any]:
+def _of_norm(name: str) -> Run:
     def backward(ctx: Any, grad: Any, *_: Any) -> Any:
         x, *known = ctx.saved_tensors
         of_x, *rest = getattr(calls, f"{name}_backward")(grad, x, ctx.over, *known)

@@ -65,7 +65,7 @@ def _softplus(call: Call) -> Tensor:
     if call["threshold"] < 20:  # above it PyTorch gives x, which differs from softplus by exp(-threshold)
         raise Unsupported(f"threshold={call['threshold']}")
     y = call.apply("softplus", call.scaled(x, beta))
-    return y if beta == 1 else call.binary("div", y, beta)
+    return y if beta == 1 else call.div(y, beta)
 
 
 @op("elu")
@@ -104,10 +104,9 @@ def _batch_norm(call: Call) -> Value:
         raise call.in_training("training mode, whose statistics are the batch's")
     x = call.input()
     mean, variance = (call.array(f"running_{what}").astype(np.float64) for what in ("mean", "var"))
-    scale = 1 / np.sqrt(variance + call["eps"])
-    scale = scale if call["weight"] is None else scale * call.array("weight")
-    shift = -mean * scale if call["bias"] is None else call.array("bias") - mean * scale
-    return [call.affine(x, scale, shift), None, None]
+    scale, bias = _factors(call)
+    scale = scale * (1 / np.sqrt(variance + call["eps"]))
+    return [call.affine(x, scale, bias - mean * scale), None, None]
 
 
 _GRADIENTS: dict[str, GradientKind] = {kind.replace("gradient", "backward"): kind for kind in get_args(GradientKind)}
@@ -125,7 +124,7 @@ def _activation_backward(call: Call) -> Tensor:
 @op("hardtanh_backward")
 def _clipped_gradient(call: Call) -> Tensor:
     x, grad = call.input(), call.input("grad_output")
-    inside = call.binary("and", call.binary("greater", x, call["min_val"]), call.binary("less", x, call["max_val"]))
+    inside = call.binary("and", call.binary("greater", x, call["min_val"]), call.less(x, call["max_val"]))
     return call.emit(ops.Where(), inside, grad, call.constant(np.zeros((), grad.type.dtype), "number"))
 
 
@@ -246,7 +245,7 @@ def _instance_norm(call: Call) -> Value:
     if x.type.is_half:
         raise Unsupported(f"statistics of a batch of {x.type}")
     _, off, variance = call.moments(x, tuple(axis for axis in range(x.rank) if axis != 1))
-    scaled = call.binary("mul", off, call.power(call.binary("add", variance, call["eps"]), -0.5))
+    scaled = call.mul(off, call.power(call.add(variance, call["eps"]), -0.5))
     return [call.affine(scaled, *(np.broadcast_to(array, x.shape[1:2]) for array in _factors(call))), None, None]
 
 
@@ -314,15 +313,15 @@ def _product(call: Call) -> Tensor:
     else:
         y = call.multiplied(x, call.input(b))
     y, beta = call.scaled(y, call.get("alpha", 1)), call.get("beta", 0)
-    return y if beta == 0 else call.binary("add", y, call.scaled(call.input(), beta))
+    return y if beta == 0 else call.add(y, call.scaled(call.input(), beta))
 
 
 def _linear(call: Call, x: Tensor, wei: Tensor, bias: Tensor) -> Tensor:
     """A linear layer of many rows: a convolution of 1x1 over pixels, which adds the bias itself."""
-    image = call.emit(ops.Transpose((0, 3, 1, 2)), call.emit(ops.Reshape((1, 1, -1, x.shape[1])), x, helps=True))
+    image = call.emit(ops.Transpose((0, 3, 1, 2)), call.helper(ops.Reshape((1, 1, -1, x.shape[1])), x))
     shift = call.converted(bias, x.type.computed.name)
     y = call.emit(ops.FlowingConv2d(ops.Conv2d()), image, call.reshape(wei, (*wei.shape, 1, 1)), shift)
-    return call.reshape(call.emit(ops.Transpose((0, 2, 3, 1)), y, helps=True), (x.shape[0], wei.shape[0]))
+    return call.reshape(call.helper(ops.Transpose((0, 2, 3, 1)), y), (x.shape[0], wei.shape[0]))
 
 
 def _is_linear(call: Call) -> bool:
@@ -364,19 +363,19 @@ def _recurrent(call: Call) -> list[Tensor]:
     if len(arrays) != layers * d * each:
         raise Unsupported("projections, or weights that are no constants")
     given = [call.tensor(value) for value in (call["hx"] if name == "lstm" else [call["hx"]])]
-    x = call.emit(ops.Transpose((1, 0, 2)), x, helps=True) if call["batch_first"] else x
+    x = call.helper(ops.Transpose((1, 0, 2)), x) if call["batch_first"] else x
     ends: list[list[Tensor]] = []
     for layer in range(layers):
         own = arrays[layer * d * each : (layer + 1) * d * each]
         weights = [np.stack([_in_order(array, name) for array in own[k::each]]) for k in range(each)]
         weights += [np.zeros(weights[0].shape[:2], weights[0].dtype)] * (4 - each)
-        states = [call.emit(ops.Slice(0, layer * d, d), state, helps=True) for state in given]
+        states = [call.helper(ops.Slice(0, layer * d, d), state) for state in given]
         y, *last = call.recurrent(x, "lstm" if name == "lstm" else "gru_of_sums", reverse, weights, states)
         steps, _, n, h = y.shape
-        x = call.reshape(call.emit(ops.Transpose((0, 2, 1, 3)), y, helps=True), (steps, n, d * h))
+        x = call.reshape(call.helper(ops.Transpose((0, 2, 1, 3)), y), (steps, n, d * h))
         ends.append(last)
-    x = call.emit(ops.Transpose((1, 0, 2)), x, helps=True) if call["batch_first"] else x
-    return [x, *(call.emit(ops.Concat(0), *some, helps=True) for some in zip(*ends, strict=True))]
+    x = call.helper(ops.Transpose((1, 0, 2)), x) if call["batch_first"] else x
+    return [x, *(call.helper(ops.Concat(0), *some) for some in zip(*ends, strict=True))]
 
 
 def _in_order(array: Array, name: str) -> Array:

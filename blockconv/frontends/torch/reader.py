@@ -35,7 +35,7 @@ from blockconv.network.emitter import Emitter, Unsupported, check_supported, cou
 from blockconv.network.graph import frozen
 from blockconv.network.lowering import Translation
 from blockconv.network.ops import Foreign, Op, Reshape
-from blockconv.network.ops.rule import Tensor
+from blockconv.network.ops.rule import Tensor, Tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +160,14 @@ def draws(node: Any) -> bool:
     """Whether a node draws random numbers. Attention does so for dropout alone."""
     is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     return is_random and arguments_of(node, node.args, node.kwargs).get("dropout_p", 1) != 0
+
+
+def elsewhere(node: Any) -> str:
+    """The device that a node reads or writes, if that is not the CPU."""
+    for value in tree_leaves([other.meta.get("val") for other in (node, *node.all_input_nodes)]):
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return f"on {value.device.type}"
+    return ""
 
 
 def title(node: Any) -> str:
@@ -313,7 +321,7 @@ class Reader:
         names: list[str] = []
         for tensor in values:
             if tensor.name in names or self.emitter.maker(tensor.name) is None:
-                same = Reshape((0,) * len(tensor.shape))  # for other sizes too
+                same = Reshape((0,) * tensor.rank)  # for other sizes too
                 tensor = self.emitter.emit(same, tensor, name=f"{tensor.name}.copy")
             names.append(tensor.name)
         return tuple(names)
@@ -442,7 +450,7 @@ class Call(Translation):
         """An argument that has to be a constant, changed, as a constant of the network under its own name."""
         return self.reader.constant(change(self.array(argument)), self._known(argument).name)
 
-    def emit(self, attributes: Op, *inputs: Tensor, parameters: tuple[Tensor, ...] = (), helps: bool = False) -> Tensor:
+    def emit(self, attributes: Op, *inputs: Tensor, parameters: Tensors = (), helps: bool = False) -> Tensor:
         """An op, and the value that it makes. A reshape infers its first size, as for other batches."""
         if isinstance(attributes, Reshape) and not {0, -1} & {*attributes.shape, *inputs[0].shape}:
             attributes = Reshape((-1, *attributes.shape[1:])[: len(attributes.shape)])

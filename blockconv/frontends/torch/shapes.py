@@ -20,7 +20,7 @@ def _view(call: Call) -> Tensor:
         raise Unsupported("bits as another type")
     x, shape = call.input(), tuple(map(int, call["size"]))
     rest = math.prod(size for size in shape if size != -1)
-    return call.reshape(x, tuple(math.prod(x.shape) // max(1, rest) if size == -1 else size for size in shape))
+    return call.reshape(x, tuple(x.elements // max(1, rest) if size == -1 else size for size in shape))
 
 
 @of_numbers("unsqueeze")
@@ -110,9 +110,9 @@ def _scatter(call: Call) -> Tensor:
     if taken.step != 1:
         places = np.arange(size)
         places[taken.start : taken.stop : taken.step] = np.arange(size, size + len(taken))
-        return call.gathered(call.emit(ops.Concat(axis), x, part, helps=True), axis, places)
+        return call.gathered(call.helper(ops.Concat(axis), x, part), axis, places)
     ends = [(0, taken.start), (taken.stop, size - taken.stop)]
-    before, after = ([call.emit(ops.Slice(axis, *end), x, helps=True)] if end[1] else [] for end in ends)
+    before, after = ([call.helper(ops.Slice(axis, *end), x)] if end[1] else [] for end in ends)
     parts = [*before, part, *after]
     return call.emit(ops.Concat(axis), *parts) if parts[1:] else part
 

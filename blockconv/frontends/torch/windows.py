@@ -160,7 +160,7 @@ def _adaptive_max_pool(call: Call) -> Value:
         if (have := image.shape[axis]) % out:  # windows of unequal sizes: the shorter ones read their ends again
             first, end = (np.arange(out + 1) * have // out)[:-1], -(np.arange(1, out + 1) * -have // out)
             indices = np.minimum(first[:, None] + np.arange((end - first).max()), end[:, None] - 1)
-            image = call.emit(ops.Reduce((axis + 1,), False, "max"), call.gathered(image, axis, indices), helps=True)
+            image = call.helper(ops.Reduce((axis + 1,), False, "max"), call.gathered(image, axis, indices))
     kernel = (image.shape[2] // size[0], image.shape[3] // size[1])
     made = ops.Pool2d("max") if size == (1, 1) else ops.Pool2d("max", kernel, kernel)
     return [volumes.as_given(call, call.emit(made, image), x, 2), None]
@@ -189,7 +189,7 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
     if rank == 3:  # along D, as a side of images of H * W columns; then all slices as images
         n, c, d, h, w = x.shape
         made = ops.Resize(mode, (size[0], h * w), given and (given[0], 1.0), coordinates, nearest)
-        y = call.reshape(call.emit(made, call.reshape(x, (1, n * c, d, h * w)), helps=True), (n, c * size[0], h, w))
+        y = call.reshape(call.helper(made, call.reshape(x, (1, n * c, d, h * w))), (n, c * size[0], h, w))
         made = replace(made, size=tuple(size[1:]), scale=given and given[1:])
         return call.reshape(call.emit(made, y), (n, c, *size))
     made = ops.Resize(mode, None if whole else (*ones, *size), given, coordinates, nearest, **more)
@@ -290,17 +290,17 @@ def _col2im(call: Call) -> Tensor:
     parts = call.transposed(call.reshape(x, (n, c, taps, -1)), (2, 3, 0, 1))
     zeros = call.constant(np.zeros((padded[0] * padded[1], n * c), x.type.dtype), "zeros")
     at = call.constant(offsets.reshape(-1).astype(np.int64), "offsets")
-    y = call.emit(ops.ScatterAt("along", 0, "add"), zeros, at, call.reshape(parts, (at.shape[0], n * c)), helps=True)
+    y = call.helper(ops.ScatterAt("along", 0, "add"), zeros, at, call.reshape(parts, (at.shape[0], n * c)))
     y = call.transposed(call.reshape(y, (*padded, n, c)), (2, 3, 0, 1))
     for axis, (extent, first) in enumerate(zip((h, w), pads, strict=True), start=2):
-        y = call.emit(ops.Slice(axis, first, extent), y, helps=True) if first else y
+        y = call.helper(ops.Slice(axis, first, extent), y) if first else y
     return call.reshape(y, (n, c, h, w)[3 - x.rank :])
 
 
 def _windows(call: Call, x: Tensor, size: Pair, step: Pair, pads: Pair, dilation: Pair) -> Tensor:
     """The windows of (N, C, H, W): (N, C, KH, KW, OH, OW)."""
     if any(pads):
-        x = call.emit(ops.Pad(((0, 0), (0, 0), *((p, p) for p in pads)), 0.0), x, helps=True)
+        x = call.helper(ops.Pad(((0, 0), (0, 0), *((p, p) for p in pads)), 0.0), x)
     if size == step == (1, 1):
         return call.reshape(x, (*x.shape[:2], 1, 1, *x.shape[2:]))
     for axis in (3, 2):
