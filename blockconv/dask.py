@@ -214,7 +214,7 @@ def _within(sizes: tuple[int, ...], begin: int, end: int) -> list[tuple[int, sli
     return [(k, slice(first, after)) for k, first, after in found if first < after]
 
 
-def _run(parts: list[tuple[slice, slice]], plan: Plan, blocks: list[list[list[Array]]]) -> Any:
+def _run(parts: list[tuple[slice, ...]], plan: Plan, blocks: list[list[list[Array]]]) -> Any:
     """A task: what a tile of some images gives of each output, or of the only one.
 
     parts: of the tile's outputs. blocks: of the tile, by channels, rows, columns.

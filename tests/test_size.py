@@ -37,12 +37,12 @@ PUBLIC = {
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
     ".": 2_701, "_pyinstaller": 53, "api": 19_027, "cli": 5_767, "core": 27_819, "dispatch": 17_019, "eager": 0,
-    "frontends": 11, "frontends/onnx": 44_070, "frontends/torch": 42_788, "jit": 16_967, "kernels": 6_074,
+    "frontends": 11, "frontends/onnx": 43_549, "frontends/torch": 42_229, "jit": 16_967, "kernels": 6_074,
     "kernels/axis": 1_186, "kernels/common": 35_336, "kernels/conv": 39_104, "kernels/depthwise": 29_801,
     "kernels/dynamic": 1_627, "kernels/eltwise": 4_666, "kernels/indexed": 2_366, "kernels/norm": 8_988,
     "kernels/pool": 23_805, "kernels/product": 7_846, "kernels/recurrent": 2_508, "kernels/reduce": 3_161,
     "kernels/reorder": 11_253, "kernels/resize": 5_012, "kernels/winograd": 13_348, "machine": 3_297,
-    "network": 104_455, "nopython": 3_935, "onnxruntime": 5_752, "runtime": 5_709, "torch": 238,
+    "network": 103_370, "nopython": 3_935, "onnxruntime": 5_752, "runtime": 5_709, "torch": 238,
 }  # fmt: skip
 TOKENS_OF_THE_PACKAGE = 502_427
 # Capitalised names that three modules or more import. A reader has to learn each of them.

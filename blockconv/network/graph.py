@@ -322,7 +322,8 @@ class Network:
             if isinstance(node.attributes, FurtherResult):
                 result = beside[node.inputs[0]][node.attributes.number]
             else:
-                result, *beside[node.output] = _as_tuple(computed(node, *node.among(values)))
+                made: Any = computed(node, *node.among(values))
+                result, *beside[node.output] = made if isinstance(made, tuple) else (made,)
             values[node.output] = held(result, self.tensors[node.output].type)
             for name in set(node.inputs):
                 if not every and last[name] is node and name not in self.outputs:
@@ -553,10 +554,6 @@ def _check_counts(node: Node, title: str) -> None:
         if len(given) not in taken:
             counts = f"{taken.start}" if len(taken) == 1 else f"{taken.start} to {taken.stop - 1}"
             raise NetworkError(title or str(node), argument, given, f"{node.op} takes {counts}")
-
-
-def _as_tuple(result: Any) -> tuple[Array, ...]:
-    return result if isinstance(result, tuple) else (result,)
 
 
 @ieee

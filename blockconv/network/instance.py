@@ -99,7 +99,7 @@ class End(NamedTuple):
         if not self.tensor.type.is_packed:
             return result
         tensor = self.tensor
-        return BlockedArray(result, row_major(len(tensor.shape)), tensor.shape, dtype=tensor.type.name).numpy()
+        return BlockedArray(result, row_major(tensor.rank), tensor.shape, dtype=tensor.type.name).numpy()
 
 
 Segment = Program | ForeignCall  # foreign parts are between programs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import math
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -291,45 +290,38 @@ class Plan:
         Raises NetworkError for a wrong number, name or dtype of inputs, and for a shape that the network does not take.
         Also raises it, with the node's name, for an index of a gather or a scatter that the data does not have.
         """
-        if out is not None:
-            return self._into(out, inputs, named)
-        shown = self.by_name(*inputs, **named)
-        return next(iter(shown.values())) if len(shown) == 1 else shown
-
-    def _into(self, out: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Run the network, and write and return `out`."""
-        if len(inputs) == 1 and type(inputs[0]) is dict and not named:
-            named, inputs = inputs[0], ()
-        if self.network.rest is not None:
-            raise NetworkError(self.network.name, "out", type(out).__name__, "is not for networks that Python ends")
-        bound, sources, results = self._entered(inputs, named, out)
-        bound.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
-        return out
+        shown = self._run(inputs, named, out)
+        return out if out is not None else next(iter(shown.values())) if len(shown) == 1 else shown
 
     def by_name(self, /, *inputs: Any, **named: Any) -> dict[str, Any]:
         """Run the network as a call does. Returns {name: output}, also for one output."""
+        return self._run(inputs, named)
+
+    def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any], out: Any = None) -> dict[str, Any]:
+        """Run the network. Returns the outputs by name, but none if `out` is written."""
         if len(inputs) == 1 and type(inputs[0]) is dict and not named:
             named, inputs = inputs[0], ()
-        found = self._run(inputs, named)
-        tensor = first_tensor((*inputs, *named.values()))
+        tensor, odd = first_tensor((*inputs, *named.values())), {}
+        if self.network.rest is not None:
+            if out is not None:
+                raise NetworkError(self.network.name, "out", type(out).__name__, "is not for networks that Python ends")
+            odd = self._odd(inputs, named)
+            inputs = inputs[: len(self._names)] if odd else inputs
+            named = {name: x for name, x in named.items() if name not in odd}
+        bound, sources, results = self._entered(inputs, named, out)
+        bound.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
+        if out is not None:
+            return {}
+        found = {end.tensor.name: end.shown(result) for end, result in zip(bound.outputs, results, strict=True)}
+        found = found if bound.rest is None else bound.rest.run(found | odd)
         if tensor is None:
             return found
         return {name: like(tensor, x) if isinstance(x, np.ndarray) else x for name, x in found.items()}
 
-    def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs by name. They are arrays, but for sequences and optionals of ONNX."""
-        odd = {} if self.network.rest is None else self._odd(inputs, named)
-        if odd:
-            inputs = inputs[: len(self._names)]
-            named = {name: x for name, x in named.items() if name not in odd}
-        bound, sources, results = self._entered(inputs, named)
-        bound.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
-        found = {end.tensor.name: end.shown(result) for end, result in zip(bound.outputs, results, strict=True)}
-        return found if bound.rest is None else bound.rest.run(found | odd)
-
     def _odd(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs that are no arrays of numbers, which the network's rest reads: by name, or after all others."""
-        names = () if self.network.rest is None else self.network.rest.odd
+        assert self.network.rest is not None
+        names = self.network.rest.odd
         given = dict(zip(names, inputs[len(self.network.inputs) :], strict=False))
         given |= {name: named[name] for name in names if name in named}
         for name in names:
@@ -355,7 +347,7 @@ class Plan:
         count = min(count, max(1, how.shape[0] * len(how.pieces)))
         network = how.network.with_input_shapes((count, *how.network.inputs[0].shape[1:]))
         ends = [network.inputs[0], *(network.tensors[name] for name in network.outputs)]
-        nbytes = sum(math.prod(tensor.shape) * tensor.type.dtype.itemsize for tensor in ends)
+        nbytes = sum(tensor.elements * tensor.type.dtype.itemsize for tensor in ends)
         return how._replace(batch=count, nbytes=nbytes + self._of((ends[0].shape,)).schedule.arena)
 
     def tiled(self, image: Any, tile: int | tuple[int, int] | None = None, out: Any = None, batch: int = 1) -> Any:
@@ -489,16 +481,15 @@ class Plan:
             known = [*self._planned, *self._others]
             rule = "the plan's weights were released, so it cannot plan for new sizes"
             raise NetworkError(self.network.name, "inputs", shapes, rule, f"give one of {known}")
-        made = [(tensor.name, tensor.shape) for tensor in self.network.inputs]
-        names = [name for name, _ in made]
         try:
-            return self.network.with_input_shapes(dict(zip(names, shapes, strict=True)))
+            return self.network.with_input_shapes(dict(zip(self._names, shapes, strict=True)))
         except ArgumentError as error:
-            at = next(k for k, (_, shape) in enumerate(made) if shape != shapes[k])
-            rule, remedy = f"the network does not take it: {error}", f"the plan was compiled for {made[at][1]}"
-            if moved := axes_remedy(shapes[at], made[at][1], names[at]):
-                rule, remedy = f"has to be (N, C, H, W), like {made[at][1]}", moved
-            raise NetworkError(self.network.name, names[at], shapes[at], rule, remedy) from error
+            pairs = zip(self.network.inputs, shapes, strict=True)
+            own, given = next((tensor, shape) for tensor, shape in pairs if shape != tensor.shape)
+            rule, remedy = f"the network does not take it: {error}", f"the plan was compiled for {own.shape}"
+            if moved := axes_remedy(given, own.shape, own.name):
+                rule, remedy = f"has to be (N, C, H, W), like {own.shape}", moved
+            raise NetworkError(self.network.name, own.name, given, rule, remedy) from error
 
     def _bound(self, planned: Planned) -> BoundPlan:
         """A plan of layouts and kernels, bound."""

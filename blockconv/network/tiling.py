@@ -77,18 +77,16 @@ class Tiling(NamedTuple):
         """Computed pixels for each pixel of the image: 1.1 means that cuts cost a tenth."""
         return len(self.pieces) * math.prod(self.tile) / max(1, math.prod(self.shape[2:]))
 
-    def source(self, piece: Piece) -> tuple[slice, slice]:
-        """The pixels of the image that a tile reads."""
-        rows, columns = (slice(begin, begin + size) for begin, size in zip(piece.start, self.tile, strict=True))
-        return rows, columns
+    def source(self, piece: Piece) -> tuple[slice, ...]:
+        """The pixels of the image that a tile reads: rows, and columns."""
+        return tuple(slice(begin, begin + size) for begin, size in zip(piece.start, self.tile, strict=True))
 
-    def local(self, piece: Piece, name: str) -> tuple[slice, slice]:
-        """The pixels of a tile's output that the piece gives."""
-        rows, columns = (
+    def local(self, piece: Piece, name: str) -> tuple[slice, ...]:
+        """The pixels of a tile's output that the piece gives: rows, and columns."""
+        return tuple(
             slice(int(first - start / step), int(end - start / step))
             for (first, end), start, step in zip(piece.gives[name], piece.start, self.steps[name], strict=True)
         )
-        return rows, columns
 
 
 def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUAL, USUAL)) -> Tiling:
@@ -100,7 +98,7 @@ def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUA
     Raises UnsupportedError, which names the node, for a network whose pixels need the whole image. Raises ArgumentError
     for a tile that is too small.
     """
-    if len(network.inputs) != 1 or len(network.inputs[0].shape) != 4:
+    if len(network.inputs) != 1 or network.inputs[0].rank != 4:
         names = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in network.inputs)
         raise UnsupportedError(f"{network.name}: a tiled network has one input (N, C, H, W), not {names}")
     if len(shape) != 4 or shape[1] != network.inputs[0].shape[1]:

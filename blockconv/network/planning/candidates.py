@@ -37,14 +37,14 @@ class Candidate(NamedTuple):
 
     row: Row | None
     request: Any
-    srcs: tuple[Layout, ...]
+    srcs: Layouts
     dst: Layout
     cost: float
     view: View | None = None
     wei_bytes: int = 0
 
     @property
-    def choice(self) -> tuple[str | None, tuple[Layout, ...], Layout]:
+    def choice(self) -> tuple[str | None, Layouts, Layout]:
         """Its kernel's name, None for a view, and its layouts. No other candidate of the node has the same."""
         return self.row.name if self.row else None, self.srcs, self.dst
 
@@ -69,14 +69,14 @@ class Pricing:
     predicts: whether `price` is no less than what rows predict: a user gave no costs.
     """
 
-    layouts: tuple[Layout, ...]
+    layouts: Layouts
     price: Callable[[Candidate], float]
     reorder: Reorder
     machine: Machine
     accuracy: float | None = None
     every: bool = False
     references: bool = False
-    dsts: tuple[Layout, ...] = ()
+    dsts: Layouts = ()
     predicts: bool = False
 
 
@@ -126,7 +126,7 @@ def views(
 def _foreign(site: Site) -> Candidate:
     """A foreign node's candidate: row-major. Its cost chooses nothing: it is a guess from the memory it moves."""
     tensors = *site.inputs, site.output
-    *srcs, dst = (row_major(len(tensor.shape)) for tensor in tensors)
+    *srcs, dst = (row_major(tensor.rank) for tensor in tensors)
     nbytes = sum(tensor.type.nbytes(tensor.elements) for tensor in tensors)
     return Candidate(None, None, tuple(srcs), dst, FOREIGN_SECONDS + nbytes / FOREIGN_RATE)
 
@@ -148,7 +148,7 @@ def _copies(network: Network, node: Node, view: View, reorder: Reorder) -> float
 def _with_kernels(node: Node, site: Site, pricing: Pricing) -> Iterator[Candidate]:
     """A candidate for each kernel and pair of layouts that it takes; other than four dimensions are row-major alone."""
     a = node.attributes
-    src_rank, dst_rank = len(site.inputs[a.leading(site)].shape), len(site.output.shape)
+    src_rank, dst_rank = site.inputs[a.leading(site)].rank, site.output.rank
     types = element_types(node, site, pricing.machine)
     srcs = pricing.layouts if src_rank == 4 else (row_major(src_rank),)
     dsts = pricing.dsts or pricing.layouts if dst_rank == 4 else (row_major(dst_rank),)
@@ -169,8 +169,8 @@ def accepted(
     op: str,
     problem: Any,
     types: Types,
-    srcs: tuple[Layout, ...],
-    dsts: tuple[Layout, ...],
+    srcs: Layouts,
+    dsts: Layouts,
     accuracy: float | None,
     references: bool = False,
 ) -> tuple[Candidate, ...]:

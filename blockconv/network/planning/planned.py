@@ -65,7 +65,7 @@ class Options:
 
     def end(self, tensor: Tensor) -> Layout:
         """The layout in which a plan gets an input, or gives an output."""
-        return self.ends.get(tensor.name) or row_major(len(tensor.shape))
+        return self.ends.get(tensor.name) or row_major(tensor.rank)
 
     @property
     def is_own(self) -> bool:
@@ -169,7 +169,7 @@ def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
     given = options.layouts.values() if isinstance(options.layouts, Mapping) else [options.layouts]
     asked = [layout for layout in given if isinstance(layout, Layout)]
     values = (tensor for name, tensor in network.tensors.items() if name not in network.constants)
-    single = all(tensor.shape[0] == 1 for tensor in values if len(tensor.shape) == 4)
+    single = all(tensor.shape[0] == 1 for tensor in values if tensor.rank == 4)
     usual = [layout for layout in NATIVE if layout.name != "CHWN4" or not single]
     return tuple(dict.fromkeys([*usual, *asked]))
 

@@ -26,7 +26,7 @@ FASTER = 1.15  # how many times as fast another kernel has to be: it has weights
 def resized(network: Network, options: Options, anchor: Planned) -> Planned | None:
     """The plan for the network's sizes by the choices of the anchor; None if these do not do."""
     before = anchor.network.tensors
-    if any(len(tensor.shape) != len(before[tensor.name].shape) for tensor in network.inputs):
+    if any(tensor.rank != before[tensor.name].rank for tensor in network.inputs):
         return None  # layouts are of a number of dimensions
     network, pricing = prepared(network, options, every=False)
     chosen = {node.name: (node, one) for node, one in zip(anchor.network.nodes, anchor.chosen, strict=True)}

@@ -89,7 +89,8 @@ def _facts(drawn: Drawn, measured: Mapping[str, float]) -> str:
         ("memory of a call", text.megabytes(data["arena"])),
     ]
     tiles = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
-    given = sum(planned.network.constants[name].nbytes for name in _parameters(drawn))
+    parameters = {name for node in planned.network.nodes for name in node.parameters}
+    given = sum(planned.network.constants[name].nbytes for name in parameters)
     said = f"Layouts: {data['layouts']}; planner: {data['planner']}. {_sentence(data['choice']['quality'])}"
     if given:
         said += (
@@ -102,10 +103,6 @@ def _facts(drawn: Drawn, measured: Mapping[str, float]) -> str:
 
 def _sentence(said: str) -> str:
     return f"{said[:1].upper()}{said[1:]}."
-
-
-def _parameters(drawn: Drawn) -> list[str]:
-    return list(dict.fromkeys(name for node in drawn.planned.network.nodes for name in node.parameters))
 
 
 def _own_time(drawn: Drawn, measured: Mapping[str, float]) -> float | None:
