@@ -8,7 +8,8 @@ processes of the machine, so other work slows no way more than another. Beside i
 
 - "losses": of the first steps. An entry whose second loss differs from eager's is wrong.
 - "memory": the most bytes that the process has in memory during timed steps. This includes what a compiler left there,
-  so measure twice before you compare: the second process finds kernels on disk.
+  so measure twice before you compare: the second process finds kernels on disk. Any back end of `torch.compile` has
+  Dynamo's modules in it, some 130 MB: of a small batch, eager's process is the smaller one.
 - "start": of the first step, compilation and all, the "seconds", the "cpu" seconds of the process and its children, and
   how many "kernels" blockconv compiled. The pool of Inductor's compilers is no child that ended, so it is not counted.
 - "optimizer" and "outside": shares of a step, of SGD and of all else that is in no plan. Only ours have "outside".
