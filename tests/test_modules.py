@@ -282,6 +282,19 @@ def private_parts(path: Path) -> set[str]:
     return {name for name in found if name.partition(".")[0] in ("numba", "llvmlite") and is_private(name)}
 
 
+def addresses_of_temporaries(path: Path) -> list[str]:
+    """Calls that take the address of memory that nothing holds: it is free before a kernel writes to it."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    asked = [call.args[0] for call in calls if ast.unparse(call.func).endswith("address_of") and call.args]
+    return [ast.unparse(x) for x in asked if isinstance(x, ast.Call) and ast.unparse(x.func) != "memory_of"]
+
+
+def test_whoever_takes_an_address_holds_the_memory(tmp_path: Path) -> None:
+    assert not {name: found for name, path in MODULES.items() if (found := addresses_of_temporaries(path))}
+    (tmp_path / "module.py").write_text("run((address_of(weight), runtime.address_of(aligned_empty(n))))")
+    assert addresses_of_temporaries(tmp_path / "module.py") == ["aligned_empty(n)"]
+
+
 def test_one_module_uses_what_is_private_to_numba() -> None:
     holders = {name: found for name, path in MODULES.items() if (found := private_parts(path))}
     assert set(holders) == {"blockconv.jit.translate"}, holders

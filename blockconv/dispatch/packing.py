@@ -170,7 +170,8 @@ def pack_weights(
     if form.pieces or (transform is not None and weights_layout(weight) == form.layout):
         weight, source = weights_as_read(weight)
         how = packing(problem, source, form, weight.itemsize)
-        how.program.run((address_of(weight), address_of(packed), address_of(aligned_empty(how.between))))
+        between = aligned_empty(how.between)
+        how.program.run((address_of(weight), address_of(packed), address_of(between)))
         return packed
     to = packed if transform is None else aligned_empty(form.packed_bytes(problem, weight.itemsize))
     stored = _in_order_of(form.layout, weight.reshape(problem.grouped_wei_shape))
