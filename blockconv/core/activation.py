@@ -3,7 +3,7 @@
 An activation ends any kernel, and each kernel that ends with one holds the code of all. A function runs by itself, in
 the element-wise kernel: it costs the other kernels no compilation.
 
-The code is written in the operations of `kernels/common/vectors.py`. float32 uses polynomials that stay
+The code is Python's operators and the methods of `kernels/common/vectors.py`. float32 uses polynomials that stay
 within 5e-7 of the largest value; float64 calls the C library lane by lane. A NaN stays a NaN in all of them.
 """
 
@@ -101,35 +101,15 @@ def function(name: str, *parameters: float) -> Activation:
 # ---------------------------------------------------------------- code over vectors: `v` is the generator of kernels
 
 
-def _leaky_relu(v: Any, x: Any, slope: Any) -> Any:
-    return v.b.select(v.b.fcmp_ordered("<", x, v.c(0.0)), v.mul(x, v.splat(slope)), x)
-
-
 def _tanh(v: Any, x: Any) -> Any:
     """float32 as Cephes has it: x + x^3 p(x^2) near 0, where 2 sigmoid(2x) - 1 would lose what is small."""
     if v.itemsize == 8:
         return v.each_lane("tanh", x)
-    square = v.mul(x, x)
+    square = x * x
     coefficients = [-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1]
-    small = v.add(x, v.mul(v.mul(v.polynomial(square, coefficients), square), x))
-    large = v.add(v.mul(v.sigmoid(v.mul(x, v.c(2.0))), v.c(2.0)), v.c(-1.0))
-    return v.b.select(v.b.fcmp_ordered("<", square, v.c(0.625 * 0.625)), small, large)
-
-
-def _silu(v: Any, x: Any) -> Any:
-    return v.mul(x, v.sigmoid(x))
-
-
-def _hardswish(v: Any, x: Any) -> Any:
-    return v.mul(x, v.mul(v.clip(v.add(x, v.c(3.0)), v.c(0.0), v.c(6.0)), v.c(1 / 6)))
-
-
-def _gelu(v: Any, x: Any) -> Any:
-    return v.mul(v.mul(x, v.c(0.5)), v.add(v.c(1.0), v.erf(v.mul(x, v.c(math.sqrt(0.5))))))
-
-
-def _hardsigmoid(v: Any, x: Any, alpha: Any, beta: Any) -> Any:
-    return v.clip(v.add(v.mul(x, v.splat(alpha)), v.splat(beta)), v.c(0.0), v.c(1.0))
+    small = x + v.polynomial(square, coefficients) * square * x
+    large = v.sigmoid(x * 2.0) * 2.0 + -1.0
+    return v.b.select(square < 0.625 * 0.625, small, large)
 
 
 def _mish(v: Any, x: Any) -> Any:
@@ -137,54 +117,50 @@ def _mish(v: Any, x: Any) -> Any:
 
     An infinite 1 / e makes it zero, as it should. It is 1 from long before 80 on, where e / 2 might overflow too.
     """
-    reciprocal = v.exp(v.b.fneg(v.b.select(v.b.fcmp_ordered(">", x, v.c(80.0)), v.c(80.0), x)))
-    above = v.add(v.b.fdiv(v.c(0.5), reciprocal), v.c(1.0))
-    return v.mul(x, v.b.fdiv(above, v.add(above, reciprocal)))
+    reciprocal = v.exp(-v.b.select(x > 80.0, v.c(80.0), x))
+    above = 0.5 / reciprocal + 1.0
+    return x * (above / (above + reciprocal))
 
 
 def _celu(v: Any, x: Any, alpha: Any) -> Any:
     alpha = v.splat(alpha)
-    below = v.mul(alpha, v.expm1(v.b.fdiv(x, alpha)))
-    return v.b.select(v.b.fcmp_ordered("<", x, v.c(0.0)), below, x)
+    below = alpha * v.expm1(x / alpha)
+    return v.b.select(x < 0.0, below, x)
 
 
 def _gelu_tanh(v: Any, x: Any) -> Any:
     """(1 + tanh(u)) / 2 is sigmoid(2u)."""
-    cubic = v.add(v.c(1.0), v.mul(v.c(0.044715), v.mul(x, x)))
-    return v.mul(x, v.sigmoid(v.mul(v.mul(x, v.c(2 * math.sqrt(2 / math.pi))), cubic)))
+    cubic = 1.0 + 0.044715 * (x * x)
+    return x * v.sigmoid(x * (2 * math.sqrt(2 / math.pi)) * cubic)
 
 
 def _exp(v: Any, x: Any) -> Any:
     """In float32, the square of exp(x / 2): the range of `v.exp` is narrower than float32's at both ends."""
     if v.itemsize == 8:
         return v.exp(x)
-    root = v.exp(v.mul(x, v.c(0.5)))
-    return v.mul(root, root)
+    root = v.exp(x * 0.5)
+    return root * root
 
 
 def _erf_alone(v: Any, x: Any) -> Any:
     """Where x is small, float32 by its series, which keeps the digits."""
     if v.itemsize == 8:
         return v.erf(x)
-    square = v.mul(x, x)
+    square = x * x
     series = [2 / math.sqrt(math.pi) * (-1) ** k / (math.factorial(k) * (2 * k + 1)) for k in range(6, -1, -1)]
-    near = v.mul(x, v.polynomial(square, series))
-    return v.b.select(v.b.fcmp_ordered("<", square, v.c(0.5)), near, v.erf(x))
+    near = x * v.polynomial(square, series)
+    return v.b.select(square < 0.5, near, v.erf(x))
 
 
 def _softplus_of(v: Any, x: Any) -> Any:
-    power = v.exp_to_zero(v.b.fneg(v.magnitude(x)))
-    above = v.b.select(v.b.fcmp_ordered("<", x, v.c(0.0)), v.c(0.0), x)
-    return v.add(above, v.each_lane("log1p" if v.itemsize == 8 else "log1pf", power))
+    power = v.exp_to_zero(-v.magnitude(x))
+    above = v.b.select(x < 0.0, v.c(0.0), x)
+    return above + v.each_lane("log1p" if v.itemsize == 8 else "log1pf", power)
 
 
 def _elu(v: Any, x: Any, alpha: Any, gamma: Any) -> Any:
-    below = v.mul(v.splat(alpha), v.expm1(x))
-    return v.mul(v.splat(gamma), v.b.select(v.b.fcmp_ordered("<", x, v.c(0.0)), below, x))
-
-
-def _softsign(v: Any, x: Any) -> Any:
-    return v.b.fdiv(x, v.add(v.c(1.0), v.magnitude(x)))
+    below = v.splat(alpha) * v.expm1(x)
+    return v.splat(gamma) * v.b.select(x < 0.0, below, x)
 
 
 def _of_library(name: str) -> Callable[..., Any]:
@@ -246,21 +222,28 @@ ACTIVATIONS = {
     "leaky_relu": Definition(
         "x if x >= 0 else slope * x",
         lambda x, slope: np.where(x < 0, x * slope, x),
-        _leaky_relu,
+        lambda v, x, slope: v.b.select(x < 0.0, x * v.splat(slope), x),
         {"slope": 0.01},
         onnx=("LeakyRelu", {"alpha": 0.01}),
     ),
     "sigmoid": Definition("1 / (1 + exp(-x))", _logistic, lambda v, x: v.sigmoid(x), onnx=("Sigmoid", {})),
     "tanh": Definition("tanh(x)", np.tanh, _tanh, onnx=("Tanh", {})),
-    "silu": Definition("x / (1 + exp(-x))", lambda x: x * _logistic(x), _silu),
+    "silu": Definition("x / (1 + exp(-x))", lambda x: x * _logistic(x), lambda v, x: x * v.sigmoid(x)),
     "hardswish": Definition(
-        "x * min(max(x + 3, 0), 6) / 6", lambda x: x * np.clip(x + 3, 0, 6) / 6, _hardswish, onnx=("HardSwish", {})
+        "x * min(max(x + 3, 0), 6) / 6",
+        lambda x: x * np.clip(x + 3, 0, 6) / 6,
+        lambda v, x: x * (v.clip(x + 3.0, v.c(0.0), v.c(6.0)) * (1 / 6)),
+        onnx=("HardSwish", {}),
     ),
-    "gelu": Definition("x * (1 + erf(x / sqrt(2))) / 2", lambda x: x * 0.5 * (1 + _erf(x * math.sqrt(0.5))), _gelu),
+    "gelu": Definition(
+        "x * (1 + erf(x / sqrt(2))) / 2",
+        lambda x: x * 0.5 * (1 + _erf(x * math.sqrt(0.5))),
+        lambda v, x: x * 0.5 * (1.0 + v.erf(x * math.sqrt(0.5))),
+    ),
     "hardsigmoid": Definition(
         "min(max(alpha * x + beta, 0), 1)",
         lambda x, alpha, beta: np.clip(x * alpha + beta, 0, 1),
-        _hardsigmoid,
+        lambda v, x, alpha, beta: v.clip(x * v.splat(alpha) + v.splat(beta), v.c(0.0), v.c(1.0)),
         {"alpha": 1 / 6, "beta": 0.5},
         onnx=("HardSigmoid", {"alpha": 0.2, "beta": 0.5}),
     ),
@@ -287,7 +270,12 @@ FUNCTIONS = {
         _elu,
         {"alpha": 1.0, "gamma": 1.0},
     ),
-    "softsign": Definition("x / (1 + |x|)", lambda x: x / (1 + np.abs(x)), _softsign, onnx=("Softsign", {})),
+    "softsign": Definition(
+        "x / (1 + |x|)",
+        lambda x: x / (1 + np.abs(x)),
+        lambda v, x: x / (1.0 + v.magnitude(x)),
+        onnx=("Softsign", {}),
+    ),
     "sin": Definition("sin(x)", np.sin, _of_library("sin"), onnx=("Sin", {})),
     "cos": Definition("cos(x)", np.cos, _of_library("cos"), onnx=("Cos", {})),
     "gelu_tanh": Definition(
@@ -310,20 +298,20 @@ FUNCTIONS = {
 
 
 def _hardswish_slope(v: Any, g: Any, x: Any) -> Any:
-    slope = v.add(v.mul(x, v.c(1 / 3)), v.c(0.5))
-    inner = v.b.select(v.b.fcmp_ordered("<", x, v.c(3.0)), v.mul(g, slope), g)
-    return v.b.select(v.b.fcmp_ordered("<=", x, v.c(-3.0)), v.zero, inner)
+    slope = x * (1 / 3) + 0.5
+    inner = v.b.select(x < 3.0, g * slope, g)
+    return v.b.select(x <= -3.0, v.zero, inner)
 
 
 def _silu_slope(v: Any, g: Any, x: Any) -> Any:
     s = v.sigmoid(x)
-    return v.mul(v.mul(g, s), v.add(v.c(1.0), v.mul(x, v.b.fsub(v.c(1.0), s))))
+    return g * s * (1.0 + x * (1.0 - s))
 
 
 def _gelu_slope(v: Any, g: Any, x: Any) -> Any:
-    share = v.mul(v.add(v.erf(v.mul(x, v.c(math.sqrt(0.5)))), v.c(1.0)), v.c(0.5))
-    density = v.mul(v.exp_to_zero(v.mul(v.mul(x, x), v.c(-0.5))), v.c(1 / math.sqrt(2 * math.pi)))
-    return v.mul(g, v.add(share, v.mul(x, density)))
+    share = (v.erf(x * math.sqrt(0.5)) + 1.0) * 0.5
+    density = v.exp_to_zero(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+    return g * (share + x * density)
 
 
 def _of_x(slope: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
@@ -341,7 +329,7 @@ GRADIENTS = {
     "relu": Definition(
         "g if y > 0 else 0",
         lambda g, y: np.where(y <= 0, 0, g),
-        lambda v, g, y: v.b.select(v.b.fcmp_ordered("<=", y, v.c(0.0)), v.zero, g),
+        lambda v, g, y: v.b.select(y <= 0.0, v.zero, g),
     ),
     "silu": Definition("g * s * (1 + x * (1 - s)), s = sigmoid(x)", _of_x(_silu_slope_of), _silu_slope),
     "hardswish": Definition(

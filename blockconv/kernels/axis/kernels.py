@@ -5,6 +5,7 @@ of these powers. Its logarithm is x - (most + log(total)).
 """
 
 import math
+import operator
 
 from blockconv import jit
 from blockconv.core.types import ElementType
@@ -39,7 +40,7 @@ def softmax(element, lanes, direction, log, zero_rows=0):
                 v.computed.store(found, powers(at), at.mask)
             return [found]
 
-        (total,) = w.folded(power, 1, v.add, 0.0)
+        (total,) = w.folded(power, 1, operator.add, 0.0)
         if log:
             subtrahend = most + v.log(total)
             w.each(lambda at: w.out.store(x(at) - subtrahend, run.dst + at.offset, at.mask))

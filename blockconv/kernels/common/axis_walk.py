@@ -11,6 +11,7 @@ often as it likes (`AxisWalk.each`, `AxisWalk.folded`). It is written once, and 
 Results of channels that do not exist are zeros, whatever the source has there.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -167,7 +168,7 @@ class AxisWalk:
 
     def sums(self, values: Callable[[At], list[Any]], count: int) -> list[Any]:
         """The sums of `count` values of all vectors, as `folded` has them, made of partial sums."""
-        return self.folded(values, count, self.v.add, 0.0, partial=True)
+        return self.folded(values, count, operator.add, 0.0, partial=True)
 
     def parameter(self, address, at: At):
         """The numbers of an array with one for each element of the axis."""
@@ -182,7 +183,7 @@ class AxisWalk:
         """Add to the numbers of such an array; across positions, the sum of all."""
         v = self.v.computed
         if self.across:
-            total = v.fold(value if at.mask is None else self.b.select(at.mask, value, v.zero), v.add)
+            total = v.fold(value if at.mask is None else self.b.select(at.mask, value, v.zero))
             v.store_first(self.parameter(address, at) + total, address + at.beside, 1)
         else:
             self.put_parameter(self.parameter(address, at) + value, address, at)

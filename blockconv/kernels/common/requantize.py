@@ -117,10 +117,10 @@ def dequantized(
     loaded = EpilogueArguments.load(b, args, held=True) if shifted == AFFINE else None
     for i, slot in enumerate(accs):
         scales, *shifts = (array[i % len(array)] for array in arrays)
-        x = f.mul(b.sitofp(b.load(slot), f.kind), scales)
+        x = b.sitofp(b.load(slot), f.kind) * scales
         if loaded:
-            x = f.mul(_rounded_sum(f, loaded, x), shifts[1])
-        made += f.slots(1, f.add(x, shifts[0]) if shifts else x)
+            x = _rounded_sum(f, loaded, x) * shifts[1]
+        made += f.slots(1, x + shifts[0] if shifts else x)
     return made
 
 

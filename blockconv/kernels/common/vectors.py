@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -297,15 +298,6 @@ class Vectors:
         """A vector of floats, or zeros where it is `other`."""
         return self.b.select(self.b.fcmp_ordered("==", value, self.c(other)), self.zero, value)
 
-    def add(self, x, y):
-        return x + y
-
-    def sub(self, x, y):
-        return x - y
-
-    def mul(self, x, y):
-        return x * y
-
     def multiply_add(self, x, y, acc):
         """x * y + acc."""
         if self.fma:
@@ -362,8 +354,8 @@ class Vectors:
         """LLVM's function `name` of each lane of its arguments."""
         return call_llvm(self.b, f"llvm.{name}.{self.suffix()}", self.kind, list(given))
 
-    def fold(self, x, combine: Callable[[Any, Any], Any], period: int = 1):
-        """All lanes of `x` that are a multiple of `period` apart combined, in every one of these lanes."""
+    def fold(self, x, combine: Callable[[Any, Any], Any] = operator.add, period: int = 1):
+        """All lanes of `x` that are a multiple of `period` apart combined (added), in every one of these lanes."""
         half = self.lanes // 2
         while half >= period:
             x = combine(x, shuffle(self.b, x, x, [(lane + half) % self.lanes for lane in range(self.lanes)]))

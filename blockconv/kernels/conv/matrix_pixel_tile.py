@@ -82,7 +82,7 @@ def _finish(b, spec: TileSpec, run: TileRecord, first) -> None:
         # Channels take the place of the pixels.
         tile = spec.finished._replace(rows=1, pixels=channels, vectors=1, period=1, store_width=COLUMNS, has_parts=0)
         acc, pixel = run.scratch + (channel * line + number * LINE_BYTES), (first + number) * COLUMNS
-        biased = [v.add(v.load(acc + k * line), bias) for k, bias in enumerate(each(v, run.bia))]
+        biased = [v.load(acc + k * line) + bias for k, bias in enumerate(each(v, run.bia))]
         accs = [slot for value in biased for slot in v.slots(1, value)]
         if spec.dst and not v.type.is_float:
             accs = dequantized(v, accs, (run.bia, run.scales), each, spec.shifted, run.activation)

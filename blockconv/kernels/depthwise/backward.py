@@ -340,7 +340,7 @@ class _WeightsCode(_Code):
         for _ in range(spec.pixels.bit_length() - 1):
             vectors += [v.zero] * (len(vectors) % 2)
             pairs = [[p, q] for p, q in zip(vectors[::2], vectors[1::2], strict=True)]
-            vectors = [v.add(*(chosen(b, pair, spec.unit, first) for first in (0, 1))) for pair in pairs]
+            vectors = [chosen(b, pair, spec.unit, 0) + chosen(b, pair, spec.unit, 1) for pair in pairs]
         for k, value in enumerate(vectors):
             count = min(spec.lanes, spec.sums * spec.unit - k * spec.lanes)
             v.store_lanes(value, to + k * v.bytes, None, count)

@@ -15,7 +15,7 @@ from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, GRADIENTS, NUMBERS
 from blockconv.core.element_problem import ElementKind
 from blockconv.core.types import BITS, SIGNED, ElementType, element
 from blockconv.jit.ir import I32, I64, call_llvm, const, counted, emitted, pointer
-from blockconv.jit.values import alloca_once
+from blockconv.jit.values import alloca_once, binary
 from blockconv.kernels.common.activation import ActivationArguments
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.requantize import QuantizationArguments
@@ -198,8 +198,7 @@ def _result(op: str, v: Vectors, made: Vectors, given: list[Any]):
         return _divided(op, v, x, y)
     if op in ("pow", "fmod", "atan2"):  # of the C library
         return v.each_lane(op + "f" * (v.itemsize == 4), x, y)
-    simple = {"add": v.add, "sub": v.sub, "mul": v.mul, "div": b.fdiv, "and": b.and_, "or": b.or_, "xor": b.xor}
-    return simple[op](x, y)
+    return binary(b, {"div": "truediv", "and": "and_", "or": "or_"}.get(op, op), x, y)
 
 
 def _is_true(b, x):

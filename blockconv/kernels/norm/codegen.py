@@ -8,6 +8,7 @@ gradient of the output times a factor.
 """
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -93,7 +94,7 @@ class _Channels:
         """Add a vector to a total."""
         v, b, totals = self.v, self.v.b, self.totals
         if self.period:
-            value = v.fold(value, v.add, self.period)
+            value = v.fold(value, period=self.period)
             value = shuffle(b, value, value, list(range(self.period)))
         at = _array(totals, self.s.totals, self.s.room, which) + self.channel * totals.itemsize
         totals.store(totals.load(at, self.mask) + b.fpext(value, totals.kind), at, self.mask)
@@ -256,7 +257,7 @@ def _each_group(builder, kind: ElementType, lanes: int, a, u: Unit) -> Iterator[
 
 def _total(w: AxisWalk, array):
     """The sum of an array over a group's channels."""
-    return w.folded(lambda at: [w.parameter(array, at)], 1, w.v.add, 0.0)[0]
+    return w.folded(lambda at: [w.parameter(array, at)], 1, operator.add, 0.0)[0]
 
 
 def kept_inverse(w: AxisWalk, a, mean, squares):
@@ -314,7 +315,7 @@ def group_gradients(builder, kind: ElementType, lanes: int, a, u: Unit, parts) -
                 w.add_to_parameter(value, where(parts, which), at)
             return [x * w.parameter(scale, at) for x in found]
 
-        slope, shift = gradient_line(w, a, inverse, w.folded(summands, 2, w.v.add, 0.0))
+        slope, shift = gradient_line(w, a, inverse, w.folded(summands, 2, operator.add, 0.0))
 
         def write(at: At) -> None:
             terms = {GRADIENT_SLOPES: slope, GRADIENT_SHIFTS: shift, FACTORS: w.parameter(scale, at) * inverse}

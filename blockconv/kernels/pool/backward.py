@@ -106,7 +106,7 @@ class _Sums(Floats):
         """Add elements of averages, to one pixel."""
         factor = self.computed.splat_float64(share)
         for k, slot in enumerate(self.sums[0]):
-            value = self.computed.mul(self.load(src + k * self.bytes, self.exist, 0.0), factor)
+            value = self.load(src + k * self.bytes, self.exist, 0.0) * factor
             self.b.store(self.b.load(slot) + value, slot)
 
     def add_named(self, src, idx, position) -> None:

@@ -118,7 +118,7 @@ class Reducer(Vectors):
     def more(self, x, y):
         """Where x > y, both vectors or both scalars; false where one is NaN."""
         if self.type.is_float:
-            return self.b.fcmp_ordered(">", x, y)
+            return x > y
         return (self.b.icmp_signed if self.type.kind == "signed" else self.b.icmp_unsigned)(">", x, y)
 
     def is_taken(self, value, most):

@@ -109,7 +109,7 @@ def softmax_of_scores(element: ElementType, lanes: int, how: AttentionSpec):
             if how.zero_rows:
                 largest = v.or_zero(largest, -math.inf)
             row.each(find_total)
-            sums = v.fold(builder.load(total), v.add)
+            sums = v.fold(builder.load(total))
             factor = 1.0 / sums
             if how.zero_rows:
                 factor = v.or_zero(factor, math.inf)

@@ -114,7 +114,7 @@ def _along_depth(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
         at = _lane_at(v, x.sums, first, rows)
         for row in range(rows):
             for k in range(count):
-                total = b.extract_element(v.fold(b.load(sums[row][k]), v.add), const(0))
+                total = b.extract_element(v.fold(b.load(sums[row][k])), const(0))
                 to = at + (row * v.bytes + k * v.itemsize)
                 b.store(total, pointer(b, to, v.element), align=v.itemsize)
 

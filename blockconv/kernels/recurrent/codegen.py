@@ -112,7 +112,7 @@ def reset_hidden(element: ElementType, lanes: int):
 
         def vector(offset, mask) -> None:
             hidden = g.v.load(g.own(HIDDEN, offset), mask)
-            g.v.store(g.v.mul(g.gate(1, offset, mask), hidden), g.own(CELL, offset), mask)
+            g.v.store(g.gate(1, offset, mask) * hidden, g.own(CELL, offset), mask)
 
         g.f.each(step.size, vector)
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ def _first(how: int, element: ElementType) -> float:
 
 
 def _combine(v: Vectors, how: int) -> Callable[[Any, Any], Any]:
-    return (v.add, functools.partial(v.extreme, ">"), functools.partial(v.extreme, "<"), v.mul)[how]
+    return (operator.add, functools.partial(v.extreme, ">"), functools.partial(v.extreme, "<"), operator.mul)[how]
 
 
 @emitted
