@@ -41,8 +41,8 @@ def stand_in(second_level_cache: int, last_level_cache: int, runs: bool) -> None
     facts of a machine that choices depend on. Measured facts would be in the cache directory, which is empty.
     runs: whether it can run the code; else weights are not packed, which would take kernels.
     """
-    target.second_level_cache = lambda: second_level_cache  # type: ignore[assignment]
-    target.last_level_cache = lambda: last_level_cache  # type: ignore[assignment]
+    target.second_level_cache = lambda: second_level_cache
+    target.last_level_cache = lambda: last_level_cache
     target.affinity = lambda: 1
     if not runs:
         plan.Parameters = Unpacked  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from blockconv.api.arithmetic import NOTHING_QUANTIZED, Arithmetic, QuantizedOpt
 from blockconv.api.frame import Call, Computation, Derive, Frame, Result
 from blockconv.core.activation import Activation
 from blockconv.core.activation import activation as read_activation
-from blockconv.core.checks import Shape, checked_groups
+from blockconv.core.checks import Shape, check_same, checked_groups
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
@@ -135,8 +135,7 @@ class CheckedConvolution:
     # -- what is read and written
 
     def _check_residual(self, residual: BlockedArray, shape: Shape, types: Types) -> None:
-        if residual.shape != shape:
-            raise ArgumentError(self._op, "residual", residual.shape, f"has to have the output's shape, {shape}")
+        check_same(self._op, "residual", residual.shape, shape, "the output")
         self.arithmetic.check_residual(residual.dtype, types.dst.array_dtype)
         check_zero_point(self._op, "residual", residual.zero_point, self._options.residual_quantization)
 
@@ -256,9 +255,8 @@ class CheckedConvolution:
             raise ArgumentError(self._op, "weight", weight, f"has to be {self._weight_axes}", remedy)
         which = "output " if self._weight_axes.startswith("(O") else "input "
         number = checked_groups(self._op, "groups", groups, int(weight.shape[0]), which)
-        channels = self._out_channels(number)
-        if bias is not None and bias.shape != (channels,):
-            raise ArgumentError(self._op, "bias", bias, f"has to have shape ({channels},)")
+        if bias is not None:
+            check_same(self._op, "bias", bias, (self._out_channels(number),))
         return number
 
 

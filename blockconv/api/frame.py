@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Shape, check_same
 from blockconv.core.errors import ArgumentError, DtypeError, UnsupportedError
 from blockconv.core.interop import as_numpy, like, like_any
 from blockconv.core.layout import Layout
@@ -24,6 +24,8 @@ from blockconv.dispatch.array import (
     NCHW,
     BlockedArray,
     allocate,
+    check_alias,
+    check_out,
     is_channels_last,
     require_movable,
     storage_of,
@@ -31,9 +33,7 @@ from blockconv.dispatch.array import (
 )
 from blockconv.dispatch.boundary import (
     cache_key,
-    check_alias,
     check_array_layout,
-    check_out,
     dense_layout,
     given_images,
     keep,
@@ -432,8 +432,7 @@ def check_alike(op: str, given: Mapping[str, BlockedArray]) -> BlockedArray:
     first, *_ = given
     x = given[first]
     for name, each in given.items():
-        if each.shape != x.shape:
-            raise ArgumentError(op, name, each.shape, f"has to have the shape of {first}, {x.shape}")
+        check_same(op, name, each.shape, x.shape, first)
         if each.dtype != x.dtype:
             raise DtypeError(op, name, str(each.dtype), f"has to have the dtype of {first}, {x.dtype}")
     return x

@@ -10,7 +10,7 @@ import numpy as np
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
 from blockconv.api.convolution import CheckedConvolution, convolution_frame
 from blockconv.api.frame import Call, Computation, Frame, Result, chosen
-from blockconv.core.checks import Shape, check_extents, check_flag, checked_groups, read_sizes
+from blockconv.core.checks import Shape, check_extents, check_flag, check_same, checked_groups, read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_autocast, with_gradient
 from blockconv.core.layout import Layout
@@ -80,9 +80,7 @@ class _BackwardData(_Transposed):
         if channels != problem.ic:
             rule = f"has to be (N, C, H, W) with C = {problem.ic}, which follows from weight and groups"
             raise ArgumentError(self._op, "input_shape", self._shape, rule)
-        if tuple(shape) != problem.src_shape:
-            rule = f"has to have the shape of the output, {problem.src_shape}"
-            raise ArgumentError(self._op, "grad", tuple(shape), rule)
+        check_same(self._op, "grad", shape, problem.src_shape, "the output")
         return problem
 
 
@@ -245,8 +243,7 @@ def conv2d_backward_weights(
 def _solve_weights(call: Call) -> Computation:
     op, x, y, bias = _WEIGHTS.op, call.arrays["input"], call.arrays["grad"], call.kind
     problem = _weights_problem(op, x.shape, *call.options)
-    if y.shape != problem.dst_shape:
-        raise ArgumentError(op, "grad", y.shape, f"has to have the shape of the output, {problem.dst_shape}")
+    check_same(op, "grad", y.shape, problem.dst_shape, "the output")
     if y.dtype != x.dtype:
         raise DtypeError(op, "grad", str(y.dtype), f"has to have the input's dtype, {x.dtype}")
     dtype: Any = np.float32 if element(x.dtype).is_half and call.dtype == np.float32 else x.dtype

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import AnyArray, Array, DenseArray
 from blockconv.api.frame import Call, Computation, Frame, Result, check_alike, chosen, given_array
-from blockconv.core.checks import Shape, check_flag, checked_groups, checked_number, read_sizes, whole
+from blockconv.core.checks import Shape, check_flag, check_same, checked_groups, checked_number, read_sizes, whole
 from blockconv.core.eltwise_problem import BatchNormProblem, GroupNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, raised_by
 from blockconv.core.interop import as_numpy, like_any
@@ -158,9 +158,7 @@ def by_channel(op: str, name: str, given: Any, x: Any, default: float, shape: Sh
     if given is None:
         return _filled(x.shape[1], computed_type(x), default)
     array = as_numpy(given, op, name)
-    wanted = shape or x.shape[1:2]
-    if array.shape != wanted:
-        raise ArgumentError(op, name, array, f"has to have shape {wanted}")
+    check_same(op, name, array, shape or x.shape[1:2])
     return computed(op, name, array.reshape(-1), x)
 
 
@@ -500,8 +498,7 @@ def _out(op: str, input: Any, out: Any, x: Any) -> Any:
     array = as_numpy(out, op, "out", write=True)
     if x.shape == np.shape(input):
         return array
-    if array.shape != np.shape(input):
-        raise ArgumentError(op, "out", array, f"has to have shape {np.shape(input)}")
+    check_same(op, "out", array, np.shape(input))
     if not array.flags.c_contiguous:
         raise LayoutError(op, "out", array, "has to be C-contiguous")
     return array.reshape(x.shape)

@@ -16,7 +16,17 @@ import numpy as np
 from blockconv.api.annotations import AnyArray, Array, PoolPadding, Sizes
 from blockconv.api.frame import Call, Computation, Frame, Result, as_blocked, chosen, given_array
 from blockconv.api.gradients import checked_shape
-from blockconv.core.checks import MOST_EXTENT, Pads, Pair, Shape, check_extents, check_flag, read_sizes, whole
+from blockconv.core.checks import (
+    MOST_EXTENT,
+    Pads,
+    Pair,
+    Shape,
+    check_extents,
+    check_flag,
+    check_same,
+    read_sizes,
+    whole,
+)
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import with_gradient
 from blockconv.core.layout import Layout
@@ -182,15 +192,20 @@ def _differentiable(
 
 
 def _average(
-    op: str, input: Any, parameters: tuple[Any, ...], quantizations: tuple[Any, Any], out: Any, out_layout: Any
-) -> Any:
-    kind = None
+    op: str, input: Array, parameters: tuple[Any, ...], quantizations: tuple[Any, Any], out: Any, out_layout: Any
+) -> Array:
+    """The averages of an array, with a gradient if it needs one."""
+    kind, average = None, _differentiable(op, input, out, out_layout, quantizations)
+    if average is not None:
+        found: Array = average(input, *parameters)
+        return found
     if quantizations != NOT_QUANTIZED:
         for name, given in zip(INTEGERS, quantizations, strict=True):
             if given is not None and not isinstance(given, Quantization):
                 raise ArgumentError(op, name, given, "has to be a Quantization, or None")
         kind = False, quantizations
-    return FRAMES[op]((input,), parameters, kind, out=out, out_layout=out_layout)[0]
+    pooled: Array = FRAMES[op]((input,), parameters, kind, out=out, out_layout=out_layout)[0]
+    return pooled
 
 
 @overload
@@ -329,12 +344,7 @@ def avg_pool2d(
     array([0.25, 0.5 , 0.25], dtype=float32)
     """
     parameters = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    quantizations = input_quantization, out_quantization
-    if (differentiable := _differentiable("avg_pool2d", input, out, out_layout, quantizations)) is not None:
-        found: Array = differentiable(input, *parameters)
-        return found
-    pooled: Array = _average("avg_pool2d", input, parameters, quantizations, out, out_layout)
-    return pooled
+    return _average("avg_pool2d", input, parameters, (input_quantization, out_quantization), out, out_layout)
 
 
 def adaptive_avg_pool2d(
@@ -366,11 +376,7 @@ def adaptive_avg_pool2d(
     array([[0.5, 2.5, 4.5]], dtype=float32)
     """
     quantizations = input_quantization, out_quantization
-    if (differentiable := _differentiable("adaptive_avg_pool2d", input, out, out_layout, quantizations)) is not None:
-        found: Array = differentiable(input, output_size)
-        return found
-    pooled: Array = _average("adaptive_avg_pool2d", input, (output_size,), quantizations, out, out_layout)
-    return pooled
+    return _average("adaptive_avg_pool2d", input, (output_size,), quantizations, out, out_layout)
 
 
 def global_avg_pool2d(
@@ -397,9 +403,7 @@ def global_avg_pool2d(
     >>> bc.global_avg_pool2d(np.array([[[[1, 2, 3]], [[4, 5, 6]]]], np.float32))[0, :, 0, 0]
     array([2., 5.], dtype=float32)
     """
-    quantizations = input_quantization, out_quantization
-    pooled: Array = _average("global_avg_pool2d", input, (), quantizations, out, out_layout)
-    return pooled
+    return _average("global_avg_pool2d", input, (), (input_quantization, out_quantization), out, out_layout)
 
 
 def global_max_pool2d(input: Array, *, out: Array | None = None, out_layout: Layout | str | None = None) -> Array:
@@ -471,8 +475,7 @@ def max_pool2d_backward(
             _, indices = max_pool2d(as_blocked(op, "input", input), *parameters, return_indices=True)
     sizes = read_sizes(input) if isinstance(input, (tuple, list)) else None
     shape = tuple(np.shape(input)) if sizes is None else sizes
-    result: Array = _gradient(op, "max_pool2d", shape, grad, parameters, indices, (out, out_layout))
-    return result
+    return _gradient(op, shape, grad, parameters, indices, out, out_layout)
 
 
 def avg_pool2d_backward(
@@ -505,9 +508,7 @@ def avg_pool2d_backward(
            [0.25, 0.25, 0.25, 0.25]], dtype=float32)
     """
     parameters = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    op = "avg_pool2d_backward"
-    result: Array = _gradient(op, "avg_pool2d", input_shape, grad, parameters, None, (out, out_layout))
-    return result
+    return _gradient("avg_pool2d_backward", input_shape, grad, parameters, None, out, out_layout)
 
 
 def adaptive_avg_pool2d_backward(
@@ -528,26 +529,24 @@ def adaptive_avg_pool2d_backward(
     """
     op = "adaptive_avg_pool2d_backward"
     size = tuple(given_array(op, "grad", grad).shape)[2:]
-    result: Array = _gradient(op, "adaptive_avg_pool2d", input_shape, grad, (size,), None, (out, out_layout))
-    return result
+    return _gradient(op, input_shape, grad, (size,), None, out, out_layout)
 
 
 def _gradient(
-    op: str, pool: str, shape: Any, grad: Any, parameters: tuple[Any, ...], indices: Any, wanted: tuple[Any, Any]
-) -> Any:
-    """The gradient of a pool's input. wanted: the arguments `out` and `out_layout`."""
-    return _GRADIENTS[op]((grad, indices), (pool, shape, parameters), out=wanted[0], out_layout=wanted[1])[0]
+    op: str, shape: Any, grad: Array, parameters: tuple[Any, ...], indices: Any, out: Any, out_layout: Any
+) -> Array:
+    """The gradient of a pool's input."""
+    result: Array = _GRADIENTS[op]((grad, indices), (shape, parameters), out=out, out_layout=out_layout)[0]
+    return result
 
 
 def _solve_gradient(op: str, call: Call) -> Computation:
-    (pool, shape, parameters), y = call.options, call.arrays["grad"]
-    named = "input" if pool == "max_pool2d" else "input_shape"
-    sizes = checked_shape(op, named, shape)
+    (shape, parameters), y = call.options, call.arrays["grad"]
+    sizes = checked_shape(op, "input" if op == "max_pool2d_backward" else "input_shape", shape)
     with raised_by(op):
-        problem = PROBLEMS[pool](sizes, *parameters).backward()
+        problem = PROBLEMS[op.removesuffix("_backward")](sizes, *parameters).backward()
     for name, x in call.arrays.items():
-        if x.shape != problem.src_shape:
-            raise ArgumentError(op, name, x.shape, f"has to have the shape of the output, {problem.src_shape}")
+        check_same(op, name, x.shape, problem.src_shape, "the output")
     layout = call.layout if call.layout is not None and call.layout.is_native else y.layout
     some = None if 0 in problem.src_shape else problem
     return Computation(

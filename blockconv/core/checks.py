@@ -133,6 +133,13 @@ def check_rank(op: str, shape: Shape, rank: int) -> None:
         raise ArgumentError(op, "input", shape, f"has to have {rank} dimensions")
 
 
+def check_same(op: str, argument: str, given: Any, wanted: Shape, of: str = "") -> None:
+    """Raise unless an array, or a shape, has this shape. of: whose it is, for the error."""
+    if getattr(given, "shape", given) != wanted:
+        rule = f"has to have the shape of {of}, {wanted}" if of else f"has to have shape {wanted}"
+        raise ArgumentError(op, argument, given, rule)
+
+
 def check_axis(op: str, axis: int, shape: Shape) -> None:
     """Raise unless a shape has that axis, counted from the front."""
     if whole(axis) is None or not 0 <= axis < len(shape):

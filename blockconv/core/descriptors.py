@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from blockconv.core.checks import Pair, axis_fields, reached_end, window
@@ -34,7 +35,18 @@ class _Axis(NamedTuple):
 _FLAT = _Axis(i=1, k=1, s=1, p=0, p_r=0, d=1)  # the height of a 1-D problem
 
 
-def read_tokens(op: str, text: str, keys: tuple[str, ...]) -> tuple[dict[str, int], str]:
+def read_descriptor(op: str, text: str, keys: dict[str, int | None]) -> dict[str, Any]:
+    """The fields of a problem. keys: those besides its axes', each with its default; None: it has to be there."""
+    values, name = _read_tokens(op, text, keys)
+    fields: dict[str, Any] = {"name": name}
+    for key, default in keys.items():
+        fields[key.replace("mb", "n")] = value = values.get(key, default)
+        if value is None:
+            raise ArgumentError(op, "descriptor", text, f"lacks {key}")
+    return fields | _read_axes(op, text, values)
+
+
+def _read_tokens(op: str, text: str, keys: Iterable[str]) -> tuple[dict[str, int], str]:
     """Split a descriptor into its values (of a repeated key, the last) and its name."""
     if not isinstance(text, str):
         raise ArgumentError(op, "descriptor", text, "must be a string")
@@ -58,13 +70,7 @@ def read_tokens(op: str, text: str, keys: tuple[str, ...]) -> tuple[dict[str, in
     return values, name
 
 
-def required(op: str, text: str, values: dict[str, int], key: str) -> int:
-    if key not in values:
-        raise ArgumentError(op, "descriptor", text, f"lacks {key}")
-    return values[key]
-
-
-def read_axes(op: str, text: str, values: dict[str, int]) -> dict[str, Any]:
+def _read_axes(op: str, text: str, values: dict[str, int]) -> dict[str, Any]:
     """The spatial fields of a problem; a width that is not mentioned is the height's."""
     h, w = _axis(op, text, values, "h"), _axis(op, text, values, "w")
     if h is None and w is None:

@@ -138,6 +138,8 @@ def has_values(x: Any) -> bool:
 def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:
     """The function `op` with a gradient if a tensor requires one or has a tangent, or torch.compile traces; else None.
 
+    Also None where no function of this name has a gradient.
+
     without: options that the function with a gradient does not have, which must have their defaults.
     """
     for x in tensors:
@@ -164,7 +166,7 @@ def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:
             raise ArgumentError(op, argument, value, "has no op of PyTorch's, and a trace or a transform needs one")
         rule = "has no gradient, and a tensor requires one"
         raise ArgumentError(op, argument, value, rule, "for inference call it under torch.no_grad()")
-    return getattr(_gradients[0](), op) if _gradients else None
+    return getattr(_gradients[0](), op, None) if _gradients else None
 
 
 _DEFAULTS = "auto", "default"  # of algorithm and accuracy

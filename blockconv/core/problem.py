@@ -40,7 +40,7 @@ from blockconv.core.checks import (
     set_field,
     set_outputs,
 )
-from blockconv.core.descriptors import count_in, read_axes, read_tokens, required, write_descriptor
+from blockconv.core.descriptors import count_in, read_descriptor, write_descriptor
 from blockconv.core.errors import ArgumentError
 
 PoolKind = Literal["max", "avg_include_padding", "avg_exclude_padding"]
@@ -232,7 +232,7 @@ class Conv2dProblem(_Images):
     @property
     def macs(self) -> int:
         """The multiply-adds of direct convolution, including taps over the padding."""
-        return math.prod(self.dst_shape) * math.prod(self.wei_shape[1:])
+        return self.n * self.oc * self.oh * self.ow * math.prod(self.wei_shape[1:])
 
     @property
     def flops(self) -> int:
@@ -266,16 +266,7 @@ class Conv2dProblem(_Images):
     @classmethod
     def from_descriptor(cls, text: str) -> Conv2dProblem:
         """Read a benchdnn string, such as `mb1ic64ih56oc64oh56kh3ph1n"res2a"`."""
-        op = "conv2d"
-        values, name = read_tokens(op, text, ("g", "mb", "ic", "oc"))
-        return cls(
-            n=values.get("mb", 2),
-            ic=required(op, text, values, "ic"),
-            oc=required(op, text, values, "oc"),
-            g=values.get("g", 1),
-            name=name,
-            **read_axes(op, text, values),
-        )
+        return cls(**read_descriptor("conv2d", text, {"g": 1, "mb": 2, "ic": None, "oc": None}))
 
 
 @dataclass(frozen=True)
@@ -291,17 +282,12 @@ class Conv2dBackwardDataProblem(Conv2dProblem):
     @property
     def src_shape(self) -> Shape:
         """The logical shape of the source, (n, oc, oh, ow)."""
-        return self.n, self.oc, self.oh, self.ow
+        return super().dst_shape
 
     @property
     def dst_shape(self) -> Shape:
         """The logical shape of the destination, (n, ic, ih, iw)."""
-        return self.n, self.ic, self.ih, self.iw
-
-    @property
-    def macs(self) -> int:
-        """The multiply-adds of the convolution, including taps over the padding."""
-        return math.prod(self.src_shape) * math.prod(self.wei_shape[1:])
+        return super().src_shape
 
 
 @dataclass(frozen=True)
@@ -382,15 +368,7 @@ class Pool2dProblem(_Pooled):
     @classmethod
     def from_descriptor(cls, text: str, kind: PoolKind = "max") -> Pool2dProblem:
         """Read a benchdnn string, such as `mb1ic64ih112oh56kh3sh2`, which does not hold the kind."""
-        op = "pool2d"
-        values, name = read_tokens(op, text, ("mb", "ic"))
-        return cls(
-            kind=kind,
-            n=values.get("mb", 2),
-            ic=required(op, text, values, "ic"),
-            name=name,
-            **read_axes(op, text, values),
-        )
+        return cls(kind, **read_descriptor("pool2d", text, {"mb": 2, "ic": None}))
 
 
 @dataclass(frozen=True)

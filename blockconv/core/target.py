@@ -308,13 +308,11 @@ def default_threads() -> int:
     return max(1, min(limits))
 
 
-@functools.cache
 def first_level_cache() -> int:
     """Bytes of a core's first-level data cache; 32 KiB where the system does not tell."""
     return _cache_fact(1, "size") or 32 << 10
 
 
-@functools.cache
 def second_level_cache() -> int:
     """Bytes of a core's second-level cache; 1 MiB where the system does not tell."""
     return _cache_fact(2, "size") or 1 << 20
@@ -325,24 +323,22 @@ def caches_are_known() -> bool:
     return _cache_fact(2, "size") > 0
 
 
-@functools.cache
 def last_level_cache() -> int:
     """Bytes of the third-level cache, else of the second."""
     return _cache_fact(3, "size") or second_level_cache()
 
 
-@functools.cache
 def first_level_ways() -> int:
     """Ways of a core's first-level data cache; 8 where the system does not tell."""
     return _cache_fact(1, "ways_of_associativity") or 8
 
 
-@functools.cache
 def cache_line() -> int:
     """Bytes of a line of a core's first-level data cache; 64 where the system does not tell."""
     return _cache_fact(1, "coherency_line_size") or 64
 
 
+@functools.cache
 def _cache_fact(level: int, name: str) -> int:
     """A number of a cache of data; 0 where the system does not tell."""
     index = 0 if level == 1 else level  # 1 is the first level's, of instructions

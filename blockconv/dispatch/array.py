@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core import target
-from blockconv.core.checks import Shape, check_bytes, check_extents
+from blockconv.core.checks import Shape, check_bytes, check_extents, check_same, read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.files import as_path, reading, replacing
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, read_layout, row_major
 from blockconv.core.types import NIBBLES, Array, Types, element, numpy_dtype
-from blockconv.dispatch.selection import Ends, conversion_program, reorder_program
+from blockconv.dispatch.selection import Ends, reorder_program
 from blockconv.runtime import address_of, aligned_empty, get_num_threads
 
 NCHW, NHWC = Layout("NCHW"), Layout("NHWC")
@@ -284,7 +284,10 @@ def to_layout(
             return src
         out = empty(src.shape, target, wanted, src.zero_point)
     else:
-        require_destination("to_layout", src, out, target, wanted)
+        check_out("to_layout", out, BlockedArray, src.shape, wanted, target)
+        if out.zero_point != src.zero_point:
+            raise ArgumentError("to_layout", "out", out, f"has to have the source's zero point, {src.zero_point}")
+        check_alias("to_layout", src.storage, out.storage, "source")
     reorder_into(src, out)
     return out
 
@@ -295,12 +298,11 @@ def reorder_into(src: BlockedArray, out: BlockedArray, quantizations: Ends = (No
     addresses = [address_of(src.storage), address_of(out.storage)]
     # Past the caches, lines that are written whole need not be read first.
     stream = 2 * (src.nbytes + out.nbytes) > target.last_level_cache() and addresses[1] % 64 == 0
-    itemsize = 0 if packed else src.storage.itemsize
     if out.dtype == src.dtype and quantizations == (None, None):
-        program = reorder_program(src.shape, src.layout, out.layout, itemsize, _fill(out), stream)
+        how: tuple[Any, ...] = 0 if packed else src.storage.itemsize, None, stream, _fill(out)
     else:
-        types = Types.converted(src.dtype, out.dtype)
-        program = conversion_program(src.shape, (src.layout, out.layout), types, quantizations, stream)
+        how = Types.converted(src.dtype, out.dtype), quantizations, stream
+    program = reorder_program(src.shape, src.layout, out.layout, *how)
     if packed:
         # One byte an element in between; an odd last nibble is zero.
         wide = [np.zeros(2 * a.nbytes, np.uint8) for a in (src, out)]
@@ -434,11 +436,8 @@ def storage_for(layout: Layout, shape: Shape, dtype: np.dtype[Any] | str) -> tup
 
 
 def checked_shape(op: str, shape: Sequence[int]) -> Shape:
-    try:
-        sizes = tuple(operator.index(n) for n in shape)
-    except TypeError:
-        raise ArgumentError(op, "shape", shape, "has to be a sequence of ints of at least 0") from None
-    if min(sizes, default=0) < 0:
+    sizes = read_sizes(shape)
+    if sizes is None:
         raise ArgumentError(op, "shape", shape, "has to be a sequence of ints of at least 0")
     check_extents(op, "shape", shape, sizes)
     return sizes
@@ -483,19 +482,26 @@ def require_dtype(op: str, argument: str, found: np.dtype[Any] | str, wanted: np
         raise DtypeError(op, argument, str(found), f"has to have dtype {wanted}")
 
 
-def require_destination(op: str, src: Any, out: Any, layout: Layout, dtype: np.dtype[Any] | str) -> None:
-    """Raise unless the BlockedArray `out` can become `src`, another one, in this layout and of this dtype."""
-    if out.layout != layout:
-        raise LayoutError(op, "out", out, f"has to be in {layout}")
-    if out.shape != src.shape:
-        raise ArgumentError(op, "out", out, f"has to have the source's shape, {src.shape}")
+def check_out(
+    op: str, out: Any, kind: type[Any], shape: Shape, dtype: np.dtype[Any] | str, layout: Layout | None
+) -> None:
+    """Raise unless `out` is a writeable array of this kind, shape, dtype and (for a BlockedArray) layout."""
+    if not isinstance(out, kind):
+        raise ArgumentError(op, "out", type(out).__name__, f"has to be a {kind.__name__}, like the input")
+    check_same(op, "out", out, shape)
     require_dtype(op, "out", out.dtype, dtype)
-    if out.zero_point != src.zero_point:
-        raise ArgumentError(op, "out", out, f"has to have the source's zero point, {src.zero_point}")
-    if not out.storage.flags.writeable:
-        raise ArgumentError(op, "out", out, "has to be writeable")
-    if np.may_share_memory(src.storage, out.storage):
-        raise ArgumentError(op, "out", out, "must not overlap the source", "give another array")
+    if layout is not None and out.layout != layout:
+        raise LayoutError(op, "out", out, f"has to be in {layout}")
+    flags = (out.storage if kind is BlockedArray else out).flags
+    if not flags.writeable or not flags.aligned:
+        raise ArgumentError(op, "out", out, "has to be writeable and aligned to its elements")
+
+
+def check_alias(op: str, src: Array, dst: Array, what: str) -> None:
+    """Raise ArgumentError if two contiguous arrays overlap, one read and one written."""
+    start, to = address_of(src), address_of(dst)
+    if start < to + dst.nbytes and to < start + src.nbytes:
+        raise ArgumentError(op, "out", dst, f"must not overlap the {what}", "give another array")
 
 
 def checked_zero_point(zero_point: int, dtype: np.dtype[Any] | str) -> int:

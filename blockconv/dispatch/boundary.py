@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from blockconv.core.checks import Pads, Pair, Shape, check_extents, whole
-from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, warn
+from blockconv.core.checks import Pads, Pair, check_extents, whole
+from blockconv.core.errors import ArgumentError, LayoutError, warn
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, read_layout
 from blockconv.core.types import Array
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
-from blockconv.runtime import address_of
 
 T = TypeVar("T")
 
@@ -71,30 +70,6 @@ def reordered(op: str, x: BlockedArray, layout: Layout, argument: str = "input")
     text = f"blockconv: {op} reorders its {argument} from {x.layout} to {layout} at every call"
     warn(text + f"; give it in {layout}", level)
     return to_layout(x, layout)
-
-
-def check_out(
-    op: str, out: Any, kind: type[Any], shape: Shape, dtype: np.dtype[Any] | str, layout: Layout | None
-) -> None:
-    """Raise unless `out` is a writeable array of this kind, shape, dtype and (for a BlockedArray) layout."""
-    if not isinstance(out, kind):
-        raise ArgumentError(op, "out", type(out).__name__, f"has to be a {kind.__name__}, like the input")
-    if out.shape != shape:
-        raise ArgumentError(op, "out", out, f"has to have shape {shape}")
-    if out.dtype != dtype:
-        raise DtypeError(op, "out", str(out.dtype), f"has to have dtype {dtype}")
-    if layout is not None and out.layout != layout:
-        raise LayoutError(op, "out", out, f"has to be in {layout}")
-    flags = (out.storage if kind is BlockedArray else out).flags
-    if not flags.writeable or not flags.aligned:
-        raise ArgumentError(op, "out", out, "has to be writeable and aligned to its elements")
-
-
-def check_alias(op: str, src: Array, dst: Array, what: str) -> None:
-    """Raise ArgumentError if two contiguous arrays overlap, one read and one written."""
-    start, to = address_of(src), address_of(dst)
-    if start < to + dst.nbytes and to < start + src.nbytes:
-        raise ArgumentError(op, "out", dst, f"must not overlap the {what}", "give another array")
 
 
 def cache_key(values: tuple[Any, ...]) -> bytes | str:

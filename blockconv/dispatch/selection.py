@@ -176,16 +176,6 @@ def explain(
 Ends = tuple[Quantization | None, Quantization | None]  # what source and destination stand for; None: floats
 
 
-def reorder_program(
-    shape: Shape, src: Layout, dst: Layout, itemsize: int, fill: int = 0, stream: bool = False
-) -> Program:
-    """The program of a reorder, from buffer 0 to buffer 1; itemsize 0 is packed 4-bit.
-
-    fill: the bits of the destination's padding. stream: store past the caches, to addresses of whole lines.
-    """
-    return conversion_program(shape, (src, dst), _moved(itemsize), None, stream, fill)
-
-
 def _moved(itemsize: int) -> Types:
     """The types of elements that are moved as they are."""
     return Types.bits(itemsize) if itemsize else Types.converted("uint4", "uint4")
@@ -202,20 +192,24 @@ def reorder_seconds(machine: Machine, shape: Shape, src: Layout, dst: Layout, it
 
 
 @functools.lru_cache(maxsize=4096)
-def conversion_program(
+def reorder_program(
     shape: Shape,
-    layouts: tuple[Layout, Layout],
-    types: Types,
-    quantizations: Ends | None,
+    src: Layout,
+    dst: Layout,
+    elements: int | Types,
+    quantizations: Ends | None = None,
     stream: bool = False,
     fill: int = 0,
 ) -> Program:
-    """The program of a reorder that converts elements, from buffer 0 to buffer 1; the padding holds the zero point.
+    """The program of a reorder, from buffer 0 to buffer 1.
 
-    quantizations: of source and destination, None of floats; None where elements are moved. stream, fill: as
-    `reorder_program` has them.
+    elements: the bytes of elements that are moved as they are, 0 for packed 4-bit ones; or the types to convert from
+        and to.
+    quantizations: of source and destination, None of floats; None where elements are moved.
+    stream: store past the caches, to addresses of whole lines.
+    fill: the bits of the destination's padding, which holds the zero point where elements are converted.
     """
-    src, dst = layouts
+    types = elements if isinstance(elements, Types) else _moved(elements)
     problem = ReorderProblem(shape, src.name, dst.name, types.src.itemsize)
     options = {"stream": stream, "quantizations": quantizations, "fill": fill}
     return program_of("reorder", problem, src, dst, types, 1, **options)[0]

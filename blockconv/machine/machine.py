@@ -79,7 +79,7 @@ class Machine:
 
     def scalar_seconds(self) -> float:
         """To move one element in a loop: about two cycles, where a multiply-add has a latency of four."""
-        return self.profile.latency / 2
+        return self.profile.rates.latency / 2
 
     def store_seconds(self, dst: Layout, channels: int, lanes: int) -> float:
         """One vector, beyond one whole store. channels: stored at once; 1 for planes, 0 for single elements."""

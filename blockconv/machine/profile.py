@@ -188,16 +188,6 @@ class MachineProfile:
         """
         return self.fma * (1.0 if self.halves else 4 / 3 if self.isa == "sse" else 2.0)
 
-    @property
-    def latency(self) -> float:
-        """Seconds of a step whose accumulators are too few."""
-        return self.rates.latency
-
-    @property
-    def tile(self) -> float:
-        """Seconds of a tile beside its steps, for each of its vectors."""
-        return self.rates.tile
-
     @functools.cached_property
     def instruction_set(self) -> target.Isa:
         """The instruction set that the profile was measured with; multiply-accumulates of integers tell the rest."""
@@ -246,25 +236,22 @@ class MachineProfile:
 
         rows: whether all are contiguous, but the next pixel is farther than the next vector.
         """
-        found = self._transforms.get((m, stride, width, rows))
-        if found is None:
-            found = self._transforms[m, stride, width, rows] = self._transform(m, stride, width, rows)
-        return found
+        key = m, stride, width, rows
+        if key not in self._transforms:
+            name = f"{m}x{m} stride {stride}"
+            if width:
+                of = [int(known.rpartition(" ")[2]) for known in self.transforms if known.startswith(f"{name} of ")]
+                name += f" of {min(of, key=lambda known: abs(known - width))}"
+            elif rows:
+                name += " in rows"
+            self._transforms[key] = self.transforms[name]
+        source, destination = self._transforms[key]
+        return source, destination
 
     @functools.cached_property
-    def _transforms(self) -> dict[tuple[int, int, int, bool], tuple[float, float]]:
+    def _transforms(self) -> dict[tuple[int, int, int, bool], Sequence[float]]:
         """The results of `transform`, which a plan for another size asks for at each of its convolutions."""
         return {}
-
-    def _transform(self, m: int, stride: int, width: int, rows: bool) -> tuple[float, float]:
-        name = f"{m}x{m} stride {stride}"
-        if width:
-            of = [int(known.rpartition(" ")[2]) for known in self.transforms if known.startswith(f"{name} of ")]
-            name += f" of {min(of, key=lambda known: abs(known - width))}"
-        elif rows:
-            name += " in rows"
-        source, destination = self.transforms[name]
-        return source, destination
 
     def move(self, read: float, written: float) -> float:
         """Seconds for one core to read and write so many bytes.

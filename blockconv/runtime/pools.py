@@ -167,18 +167,25 @@ def _runtime_for(name: str) -> openmp.Runtime | None:
 
 
 def _on_runtime(runtime: openmp.Runtime, why: str, *, until_torch: bool) -> Pool:
-    def launch(worker: int, data: int, workers: int, team: int) -> None:
-        runtime.parallel(worker, data, team, 0)
-
-    return Pool("openmp", why, runtime.path, launch, position=0, until_torch=until_torch)
+    return Pool(
+        "openmp",
+        why,
+        runtime.path,
+        lambda worker, data, workers, team: runtime.parallel(worker, data, team, 0),
+        until_torch=until_torch,
+    )
 
 
 def _on_numba(layer: threading_layer.ThreadingLayer, why: str, *, until_torch: bool) -> Pool:
-    def launch(worker: int, data: int, workers: int, team: int) -> None:
-        threading_layer.parallel_for(layer, worker, data, workers)
-
-    name = _OF_NUMBA[layer.name]
-    return Pool(name, why, layer.tbb, launch, position=3, until_torch=until_torch, concurrent=layer.concurrent)
+    return Pool(
+        _OF_NUMBA[layer.name],
+        why,
+        layer.tbb,
+        lambda worker, data, workers, team: threading_layer.parallel_for(layer, worker, data, workers),
+        position=3,
+        until_torch=until_torch,
+        concurrent=layer.concurrent,
+    )
 
 
 def _alone(why: str) -> Pool:

@@ -40,7 +40,8 @@ def test_committed_profiles_are_whole(known: profiles.MachineProfile) -> None:
     """Every rate is there, and is a time; the fastest tile is among those of the instruction set."""
     assert profiles.find(known.name) is known
     assert known.name.endswith(known.isa)
-    times = [*(at.step for at in known.tiles), *known.copies.values(), known.launch, known.tile, known.latency]
+    times = [*(at.step for at in known.tiles), *known.copies.values(), known.launch]
+    times += known.rates.tile, known.rates.latency
     assert min(*times, *known.packs.values(), *known.spread.values()) > 0
     assert min(seconds for each in known.transforms.values() for seconds in each) > 0
     assert all(product > 0 <= output for product, output in known.depthwise.values())

@@ -373,7 +373,7 @@ def _cost_grouped(request: Request, found: ConvBlocking, at: Space) -> float:
     p, m, itemsize = request.problem, request.machine, request.types.acc.itemsize
     tiles = at.images * -(-p.g // found.shared.groups) * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
     vectors, channels = found.rows * found.pixels, found.shared.groups * found.shared.group_oc
-    step = max(vectors * m.spread_seconds("direct", found.lanes, itemsize), m.profile.latency)
+    step = max(vectors * m.spread_seconds("direct", found.lanes, itemsize), m.profile.rates.latency)
     kept = _kept(at, request, found).average
     multiply_adds = found.shared.group_ic * kept * step
     stored = vectors * _storing(request, found, channels) + m.profile.rates.end(vectors)

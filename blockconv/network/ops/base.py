@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from blockconv.core.checks import Pair, Shape
+from blockconv.core.checks import Pair, Shape, check_same
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
@@ -230,8 +230,7 @@ class Scaled(Solved):
     def infer(self, src: Shape, *factors: Shape) -> Shape:
         shape: Shape = self.problem(src).dst_shape
         for name, given in zip(self.names, factors, strict=True):
-            if given != shape[1:2]:
-                raise ArgumentError(self.op, name, given, f"has to have shape ({shape[1]},)")
+            check_same(self.op, name, given, shape[1:2])
         return shape
 
     def infer_type(self, src: ElementType, *factors: ElementType) -> ElementType:

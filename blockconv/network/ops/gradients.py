@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.checks import Pair, Shape
-from blockconv.core.errors import ArgumentError
+from blockconv.core.checks import Pair, Shape, check_same
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import FLOATS, Array, ElementType, Types, element
 from blockconv.network.ops.base import OUTPUT, Further, Op, Trained
@@ -131,8 +130,7 @@ class Conv2dBackwardWeights(_OfWeights):
     def problem(self, *shapes: Shape) -> Any:
         src, grad = shapes
         problem = self.of.problem(src, (grad[1], src[1] // self.of.groups, *self.kernel)).backward_weights()
-        if grad != problem.dst_shape:
-            raise ArgumentError(self.op, "grad", grad, f"has to have the shape of the output, {problem.dst_shape}")
+        check_same(self.op, "grad", grad, problem.dst_shape, "the output")
         return problem
 
     def infer(self, src: Shape, grad: Shape) -> Shape:
@@ -212,8 +210,7 @@ class PoolBackward(Trained):
     def problem(self, *shapes: Shape) -> Any:
         grad = shapes[0]
         problem = self.of.problem((*grad[:2], *self.size)).backward()
-        if grad != problem.src_shape:
-            raise ArgumentError(self.op, "grad", grad, f"has to have the shape of the output, {problem.src_shape}")
+        check_same(self.op, "grad", grad, problem.src_shape, "the output")
         return problem
 
     def buffers(self, count: int) -> list[int | Array | None]:

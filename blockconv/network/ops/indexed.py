@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.checks import Shape, checked_word
+from blockconv.core.checks import Shape, check_same, checked_word
 from blockconv.core.element_problem import (
     IndexForm,
     IndexProblem,
@@ -108,9 +108,7 @@ class ScatterAt(_Indexed):
 
     def infer(self, data: Shape, indices: Shape, updates: Shape) -> Shape:
         checked_word(self.op, "kind", self.kind, ScatterKind)
-        wanted = self.problem(data, indices).dst_shape
-        if updates != wanted:
-            raise ArgumentError(self.op, "updates", updates, f"has to have shape {wanted}")
+        check_same(self.op, "updates", updates, self.problem(data, indices).dst_shape)
         return data
 
     def options(self) -> dict[str, Any]:

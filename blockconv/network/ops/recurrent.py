@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.checks import Shape, check_rank
+from blockconv.core.checks import Shape, check_rank, check_same
 from blockconv.core.eltwise_problem import COLUMNS, RecurrentKind, RecurrentProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, Array, ElementType
@@ -52,8 +52,7 @@ class Recurrent(Solved):
     def infer(self, src: Shape, states: Shape, *parameters: Shape | None) -> Shape:
         p: RecurrentProblem = self.problem(src, states)
         for name, given, shape in (("input", src, p.src_shape), ("states", states, p.states_shape)):
-            if given != shape:
-                raise ArgumentError(self.op, name, given, f"has to have shape {shape}")
+            check_same(self.op, name, given, shape)
         d, h = len(p.reverse), p.hidden
         first, second = ((d, -(-count * h // COLUMNS), h, COLUMNS) for count in p.columns)
         wanted = first, (d, p.gates * h), *[second] * bool(second[1])

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
-from blockconv.core.checks import Pads, Pair, Shape, check_rank, whole
+from blockconv.core.checks import Pads, Pair, Shape, check_rank, check_same, reached_end, whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
 from blockconv.core.problem import (
@@ -70,10 +70,10 @@ class Weighted(Op):
     def checked_shape(self, src: Shape, wei: Shape, bias: Shape | None, residual: Shape | None = None) -> Shape:
         """The output's shape. Raises ArgumentError unless the operands have shapes that go together."""
         shape: Shape = self.problem(src, wei).dst_shape
-        if bias is not None and bias != shape[1:2]:
-            raise ArgumentError(self.op, "bias", bias, f"has to have shape ({shape[1]},)")
-        if residual is not None and residual != shape:
-            raise ArgumentError(self.op, "residual", residual, f"has to have the output's shape, {shape}")
+        if bias is not None:
+            check_same(self.op, "bias", bias, shape[1:2])
+        if residual is not None:
+            check_same(self.op, "residual", residual, shape, "the output")
         return shape
 
     def check_types(self, src: ElementType, *others: ElementType | None) -> None:
@@ -358,9 +358,7 @@ def framed_image(src: Array, p: Any, value: float = 0) -> Array:
 
 def _reach(p: Any) -> tuple[Pair, Pair, Pair, Pair]:
     """Pads that make room for each window, and no more."""
-    bottom = (p.oh - 1) * p.sh + (p.kh - 1) * p.dh + 1 - p.ih - p.ph
-    right = (p.ow - 1) * p.sw + (p.kw - 1) * p.dw + 1 - p.iw - p.pw
-    return (0, 0), (0, 0), (p.ph, bottom), (p.pw, right)
+    return (0, 0), (0, 0), (p.ph, reached_end(p, "h")), (p.pw, reached_end(p, "w"))
 
 
 def _counts(p: Any) -> Array:

@@ -367,7 +367,7 @@ def test_what_has_no_gradient_is_refused():
     ):
         with pytest.raises(bc.ArgumentError, match=r"(input|weight)=.*has to be a tensor.*torch\.from_numpy"):
             call()
-    with pytest.raises(bc.ArgumentError, match=r"residual=\(1, 8, 1, 1\): has to have the output's shape"):
+    with pytest.raises(bc.ArgumentError, match=r"residual=\(1, 8, 1, 1\): has to have the shape of the output"):
         bc.conv2d(x, w, residual=random(1, 8, 1, 1))
     with pytest.raises(bc.ArgumentError, match="output_padding"):
         ours.conv_transpose2d(x, random(6, 8, 3, 3), output_padding=1)
