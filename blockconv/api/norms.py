@@ -86,12 +86,11 @@ def normalized(
     outputs below the first are the first, those above the second are the second.
     """
     op, x = "batch_norm", given_array("batch_norm", "input", input)
-    weight, bias = by_channel(op, "weight", parameters[0], x, 1), by_channel(op, "bias", parameters[1], x, 0)
+    factors, kind = _factors(op, parameters, x), tuple(each is not None for each in running)
     named = zip(_RUNNING, running, strict=True)
-    old = [None if each is None else by_channel(op, name, each, x, 0) for name, each in named]
+    old = [None if each is None else by_channel(op, name, each, x) for name, each in named]
     numbers = _numbers(checked_number(op, "momentum", momentum), *bounds)
-    given, beside = (input, residual), (weight, bias, *old, numbers)
-    kind = tuple(each is not None for each in old)
+    given, beside = (input, residual), (*factors, *old, numbers)
     y, mean, inverse, *new = _NORM(given, (checked_number(op, "eps", eps),), kind, beside, out)
     return y, mean, inverse, *(new.pop(0) if is_given else None for is_given in kind)
 
@@ -137,8 +136,7 @@ def gradients(
 ) -> tuple[Any, Any, Any]:
     """(gradient of the input, of the weight, of the bias) of an output with these bounds: see `normalized`."""
     op, x = "batch_norm_backward", given_array("batch_norm_backward", "input", input)
-    named = zip(("weight", "bias", "mean", "inverse"), (*parameters, mean, inverse), (1, 0, 1, 1), strict=True)
-    beside = [by_channel(op, name, each, x, default) for name, each, default in named]
+    beside = *_factors(op, parameters, x), by_channel(op, "mean", mean, x), by_channel(op, "inverse", inverse, x)
     found = _GRADIENTS((input, grad), (), bounds != UNBOUNDED, (*beside, _numbers(0.0, *bounds)), out)
     return found[0], found[1], found[2]
 
@@ -151,12 +149,20 @@ def computed_type(x: Any) -> np.dtype[Any]:
 _WIDE, _USUAL = np.dtype(np.float64), np.dtype(np.float32)  # compared sooner than types of NumPy
 
 
-def by_channel(op: str, name: str, given: Any, x: Any, default: float, shape: Shape | None = None) -> npt.NDArray[Any]:
-    """A number for each channel of an array, in the type that is computed with. shape: of `given`; None: (C,)."""
+def _factors(op: str, given: tuple[Any, Any], x: Any, shape: Shape | None = None) -> tuple[Any, Any]:
+    """Weight and bias as `by_channel` has them."""
+    return by_channel(op, "weight", given[0], x, shape), by_channel(op, "bias", given[1], x, shape)
+
+
+def by_channel(op: str, name: str, given: Any, x: Any, shape: Shape | None = None) -> npt.NDArray[Any]:
+    """A number for each channel of an array, in the type that is computed with; zeros for no bias, ones for no other.
+
+    shape: of `given`; None: (C,).
+    """
     if len(x.shape) < 2:
         raise ArgumentError(op, "input", x, "has to be (N, C, H, W)")
     if given is None:
-        return _filled(x.shape[1], computed_type(x), default)
+        return _filled(x.shape[1], computed_type(x), float(name != "bias"))
     array = as_numpy(given, op, name)
     check_same(op, name, array, shape or x.shape[1:2])
     return computed(op, name, array.reshape(-1), x)
@@ -394,10 +400,8 @@ class _Seen(NamedTuple):
 def _in_groups(op: str, input: Any, seen: _Seen, parameters: tuple[Any, Any], eps: float, out: Any) -> _Results:
     """(the output, means, inverses)."""
     x, groups, per_pixel, sizes, statistics = seen
-    named = zip(("weight", "bias"), parameters, (1, 0), strict=True)
-    beside = tuple(by_channel(op, name, each, x, default, sizes) for name, each, default in named)
     options = groups, per_pixel, checked_number(op, "eps", eps)
-    y, *found = _FRAMES[op]((x,), options, True, beside, _out(op, input, out, x))
+    y, *found = _FRAMES[op]((x,), options, True, _factors(op, parameters, x, sizes), _out(op, input, out, x))
     found = [each.transpose(0, 3, 1, 2) if per_pixel else each.reshape(statistics) for each in found]
     return _results((input,), y, found, out)
 
@@ -411,7 +415,7 @@ def _gradients_in_groups(
     known: means and inverses.
     """
     x, groups, per_pixel, sizes, statistics = seen
-    beside = [by_channel(op, "weight", weight, x, 1, sizes)]
+    beside = [by_channel(op, "weight", weight, x, sizes)]
     for name, each in zip(("mean", "inverse"), known, strict=True):
         array = as_numpy(each, op, name)
         if array.shape != statistics:
@@ -438,18 +442,14 @@ def _solve_groups(op: str, call: Call) -> Computation:
     return _computation(call, row, None if 0 in x.shape else problem, layout, buffers, [other] * 2, **asked)
 
 
-def _frames(norm: str) -> dict[str, Frame]:
-    """A function, and its gradient's, by their names."""
-    gradient = f"{norm}_backward"
-    return {
-        norm: Frame(norm, ("input",), functools.partial(_solve_groups, norm), ("weight", "bias")),
-        gradient: Frame(
-            gradient, ("input", "grad"), functools.partial(_solve_groups, gradient), ("weight", "mean", "inverse")
-        ),
-    }
-
-
-_FRAMES = _frames("group_norm") | _frames("layer_norm")
+_FRAMES = {
+    op: Frame(op, names, functools.partial(_solve_groups, op), beside)
+    for norm in ("group_norm", "layer_norm")
+    for op, names, beside in (
+        (norm, ("input",), ("weight", "bias")),
+        (f"{norm}_backward", ("input", "grad"), ("weight", "mean", "inverse")),
+    )
+}
 
 
 def _of_pixels(layout: Layout, groups: int) -> Layout:

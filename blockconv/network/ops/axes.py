@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blockconv.core.checks import Pair, Shape, check_rank
+from blockconv.core.checks import Pair, Shape
 from blockconv.core.eltwise_problem import (
     Coordinates,
     LrnProblem,
@@ -108,11 +108,10 @@ class Resize(_OfFloats):
     def on_integers(self) -> Literal["moves", "computes"] | None:
         return "moves" if self.mode == "nearest" else "computes"
 
-    def sizes(self, *shapes: Shape) -> dict[str, Any]:
-        check_rank(self.op, shapes[0], 4)
+    def sizes(self, src: Shape) -> dict[str, Any]:
         if self.size is None and self.scale is None:
             raise ArgumentError(self.op, "size", self.size, "is required, or `scale`")
-        n, c, ih, iw = shapes[0]
+        n, c, ih, iw = src
         oh, ow = self.size or (
             math.floor(size * exact_scale(self.op, "scale", by))
             for size, by in zip((ih, iw), self.scale or (), strict=True)

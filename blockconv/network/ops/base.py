@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from blockconv.core.checks import Pair, Shape, check_same
+from blockconv.core.checks import Pair, Shape, check_rank, check_same
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
@@ -180,10 +180,16 @@ def solved_shape(op: Solved, *shapes: Shape) -> Shape:
     return shape
 
 
+def sizes_of_sources(op: Solved, *shapes: Shape) -> dict[str, Any]:
+    """The fields of an op's problem that are the shapes of its inputs."""
+    return dict(zip(op.solves.sources, shapes, strict=False))
+
+
 class Solved(Op):
     """An op with the rules and sizes of its problem, which kernels solve.
 
     solves: the problem's class. It gives the op its name, unless the op has one of its own.
+    sizes: the fields of the problem of inputs of some shapes, besides the op's attributes of the same names.
     """
 
     solves: ClassVar[type[Any]]
@@ -192,13 +198,13 @@ class Solved(Op):
         if "solves" in vars(cls) and "op" not in vars(cls):
             cls.op = getattr(cls.solves, "op", "")
 
-    def sizes(self, *shapes: Shape) -> dict[str, Any]:
-        """The fields of the problem of inputs of these shapes, besides the op's attributes of the same names."""
-        return dict(zip(self.solves.sources, shapes, strict=False))
+    sizes: ClassVar[Callable[..., dict[str, Any]]] = sizes_of_sources
 
     def problem(self, *shapes: Shape) -> Any:
         """The problem of inputs of these shapes. Raises ArgumentError."""
         op: Any = type(self)
+        if self.of_images:
+            check_rank(self.op, shapes[0], 4)
         fields = self.sizes(*shapes)
         for name in _shared(op):
             fields[name] = getattr(self, name)

@@ -83,8 +83,7 @@ class Pad(Solved):
     pads: tuple[Pair, ...]
     value: float = 0.0
 
-    def sizes(self, *shapes: Shape) -> dict[str, Any]:
-        (src,) = shapes
+    def sizes(self, src: Shape) -> dict[str, Any]:
         if len(self.pads) != len(src):
             raise ArgumentError(self.op, "pads", self.pads, f"must hold a pair for each of {len(src)} axes")
         runs = []
@@ -122,8 +121,7 @@ class Slice(_Moves):
     size: int
     step: int = 1
 
-    def sizes(self, *shapes: Shape) -> dict[str, Any]:
-        (src,) = shapes
+    def sizes(self, src: Shape) -> dict[str, Any]:
         check_axis(self.op, self.axis, src)
         size, last = src[self.axis], self.begin + (self.size - 1) * self.step
         if self.step == 0 or (self.size and not 0 <= min(self.begin, last) <= max(self.begin, last) < size):
@@ -152,8 +150,7 @@ class Gather(_Moves):
     axis: int
     indices: tuple[int, ...]
 
-    def sizes(self, *shapes: Shape) -> dict[str, Any]:
-        (src,) = shapes
+    def sizes(self, src: Shape) -> dict[str, Any]:
         check_axis(self.op, self.axis, src)
         return {"shape": src, "runs": runs_along(src, self.axis, runs_of(self.indices))}
 
@@ -199,10 +196,9 @@ class PixelShuffle(_Moves):
     by_channel: bool = True
     inverse: bool = False
 
-    def sizes(self, *shapes: Shape) -> dict[str, Any]:
+    def sizes(self, src: Shape) -> dict[str, Any]:
         """The order of axes, with the blocks as axes of their own."""
-        check_rank(self.op, shapes[0], 4)
-        (n, c, h, w), (rows, columns) = shapes[0], self.block
+        (n, c, h, w), (rows, columns) = src, self.block
         if rows < 1 or columns < 1 or (h % rows or w % columns if self.inverse else c % (rows * columns)):
             divided = f"the {h}x{w} pixels" if self.inverse else f"the {c} channels"
             raise ArgumentError(self.op, "block", self.block, f"has to be at least 1x1, and to divide {divided}")
@@ -276,8 +272,7 @@ class Shuffle(_Moves):
     keeps_pixels = True
     groups: int
 
-    def sizes(self, *shapes: Shape) -> dict[str, Any]:
-        (src,) = shapes
+    def sizes(self, src: Shape) -> dict[str, Any]:
         check_rank(self.op, src, 4)
         if self.groups < 1 or src[1] % self.groups:
             raise ArgumentError(self.op, "groups", self.groups, f"must divide the {src[1]} channels")

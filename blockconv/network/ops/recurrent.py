@@ -43,10 +43,9 @@ class Recurrent(Solved):
     kind: RecurrentKind
     reverse: tuple[bool, ...] = (False,)
 
-    def sizes(self, *shapes: Shape) -> dict[str, Any]:
-        for shape in shapes:
+    def sizes(self, src: Shape, states: Shape) -> dict[str, Any]:
+        for shape in (src, states):
             check_rank(self.op, shape, 3)
-        src, states = shapes
         return {"steps": src[0], "batch": src[1], "hidden": states[2]}
 
     def infer(self, src: Shape, states: Shape, *parameters: Shape | None) -> Shape:

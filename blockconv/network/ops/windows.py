@@ -290,9 +290,8 @@ class Pool2d(Solved):
     ceil_mode: bool = False
     divisor: int | None = None
 
-    def sizes(self, *shapes: Shape) -> dict[str, Any]:
-        check_rank(self.op, shapes[0], 4)
-        (n, ic, ih, iw), (sh, sw), (dh, dw) = shapes[0], self.stride, self.dilation
+    def sizes(self, src: Shape) -> dict[str, Any]:
+        (n, ic, ih, iw), (sh, sw), (dh, dw) = src, self.stride, self.dilation
         (kh, kw), ((ph, ph_r), (pw, pw_r)) = self.kernel or (ih, iw), self.pads
         rows = {"ih": ih, "kh": kh, "sh": sh, "ph": ph, "ph_r": ph_r, "dh": dh}
         return {"n": n, "ic": ic, **rows, "iw": iw, "kw": kw, "sw": sw, "pw": pw, "pw_r": pw_r, "dw": dw}
@@ -324,9 +323,9 @@ class AdaptivePool2d(Solved):
     effect = "computes"
     size: Pair
 
-    def sizes(self, *shapes: Shape) -> dict[str, Any]:
-        check_rank(self.op, shapes[0], 4)
-        return dict(zip(("n", "ic", "ih", "iw", "oh", "ow"), (*shapes[0], *self.size), strict=True))
+    def sizes(self, src: Shape) -> dict[str, Any]:
+        check_rank(self.op, src, 4)
+        return dict(zip(("n", "ic", "ih", "iw", "oh", "ow"), (*src, *self.size), strict=True))
 
     def compute(self, src: Array) -> Array:
         dst = np.zeros((*src.shape[:2], *self.size), src.dtype)
