@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -25,7 +25,6 @@ ScatterKind = Literal["none", "add", "mul", "max", "min"]
 ScanKind = Literal["add", "mul", "max", "min"]
 
 
-@dataclass(frozen=True)
 class ElementsProblem(OpProblem):
     """kind(operands), broadcast together. Shapes with fewer dimensions get leading ones, as in NumPy.
 
@@ -63,7 +62,6 @@ class ElementsProblem(OpProblem):
         return replace(self, shapes=shapes)
 
 
-@dataclass(frozen=True)
 class IndexProblem(OpProblem):
     """Elements of row-major data at indices that flow: the gathering of them, and the scattering of others there.
 
@@ -148,7 +146,6 @@ class IndexProblem(OpProblem):
         return [(outer, before, rest * self.indices[-1]), (rest, 0, self.indices[-1])]
 
 
-@dataclass(frozen=True)
 class _AlongAxis(OpProblem):
     """The base of problems that go along one axis of row-major data, element by element."""
 
@@ -164,7 +161,6 @@ class _AlongAxis(OpProblem):
         return math.prod(self.shape[: self.axis]), self.shape[self.axis], math.prod(self.shape[self.axis + 1 :])
 
 
-@dataclass(frozen=True)
 class ScanProblem(_AlongAxis):
     """Sums, products, maxima or minima of the elements up to each one along an axis.
 
@@ -184,7 +180,6 @@ class ScanProblem(_AlongAxis):
             raise ArgumentError(self.op, "shape", self.shape, rule)
 
 
-@dataclass(frozen=True)
 class TopProblem(_AlongAxis):
     """The indices of the `count` largest elements along an axis, in order; equal elements in the order of indices.
 

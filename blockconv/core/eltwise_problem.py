@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -44,7 +44,6 @@ Coordinates = Literal[
 NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 
 
-@dataclass(frozen=True)
 class ConcatProblem(OpProblem):
     """The concatenation of sources of logical `shapes` along `axis`."""
 
@@ -79,7 +78,6 @@ class ConcatProblem(OpProblem):
         return tuple(sum(sizes[:k]) for k in range(len(sizes)))
 
 
-@dataclass(frozen=True)
 class FindQuantizationProblem(OpProblem):
     """The uint8 scale and zero point for the range of an array of logical `shape`, of any rank."""
 
@@ -92,7 +90,6 @@ class FindQuantizationProblem(OpProblem):
         return (2,)
 
 
-@dataclass(frozen=True)
 class GatherProblem(OpProblem):
     """Some elements along each axis. `runs` holds, for each axis, (first, size, step) of one or more runs of them.
 
@@ -139,7 +136,6 @@ def runs_along(shape: Shape, axis: int, runs: Iterable[Run]) -> tuple[tuple[Run,
     return tuple(tuple(runs) if k == axis else ((0, size, 1),) for k, size in enumerate(shape))
 
 
-@dataclass(frozen=True)
 class LrnProblem(OpProblem):
     """Local response normalisation across the channels of (N, C, H, W), as in ONNX and, for odd sizes, PyTorch.
 
@@ -158,7 +154,6 @@ class LrnProblem(OpProblem):
         check_rank(self.op, self.shape, 4)
 
 
-@dataclass(frozen=True)
 class SoftmaxProblem(OpProblem):
     """exp(src - max) / sum over one axis; with `log`, the logarithm of this.
 
@@ -175,7 +170,6 @@ class SoftmaxProblem(OpProblem):
         check_axis(self.op, self.axis, self.shape)
 
 
-@dataclass(frozen=True)
 class GroupNormProblem(OpProblem):
     """Mean 0 and variance 1 over each of `groups` groups of channels (axis 1), with all axes after them.
 
@@ -194,7 +188,6 @@ class GroupNormProblem(OpProblem):
         _check_channels(self, self.groups)
 
 
-@dataclass(frozen=True)
 class BatchNormProblem(OpProblem):
     """Mean 0 and variance 1 of each channel (axis 1) of (n, c, h, w) over all images and pixels; and its gradient."""
 
@@ -215,7 +208,6 @@ def _check_channels(problem: Any, groups: int = 1) -> None:
         raise ArgumentError(problem.op, "groups", groups, f"must divide the {problem.shape[1]} channels")
 
 
-@dataclass(frozen=True)
 class ResizeProblem(OpProblem):
     """A resampling of (n, c, ih, iw) to (n, c, oh, ow).
 
@@ -404,7 +396,6 @@ def simplest_fraction(value: float, within: float) -> Fraction:
     return found
 
 
-@dataclass(frozen=True)
 class TransposeProblem(OpProblem):
     """A permutation of a row-major array: the result's axis i is the source's axis perm[i]."""
 
@@ -422,7 +413,6 @@ class TransposeProblem(OpProblem):
         return tuple(self.shape[axis] for axis in self.perm)
 
 
-@dataclass(frozen=True)
 class ReduceMeanProblem(OpProblem):
     """The mean of an array over `axes`, which keep size 1 in the result; or its sum, maximum, minimum or product."""
 
@@ -445,7 +435,6 @@ class ReduceMeanProblem(OpProblem):
         return tuple(1 if axis in self.axes else size for axis, size in enumerate(self.shape))
 
 
-@dataclass(frozen=True)
 class RecurrentProblem(OpProblem):
     """All steps of an LSTM or a GRU.
 

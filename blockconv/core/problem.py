@@ -42,12 +42,13 @@ from blockconv.core.checks import (
 )
 from blockconv.core.descriptors import count_in, read_descriptor, write_descriptor
 from blockconv.core.errors import ArgumentError
+from blockconv.core.record import Record
 
 PoolKind = Literal["max", "avg_include_padding", "avg_exclude_padding"]
 POOL_KINDS: tuple[PoolKind, ...] = ("max", "avg_include_padding", "avg_exclude_padding")
 
 
-class OpProblem:
+class OpProblem(Record):
     """The base of problems that have an op's attributes beside the shapes of its inputs.
 
     The fields are checked by their types; a type that is not in `_CHECKED` is left to `check`.
@@ -85,7 +86,7 @@ class OpProblem:
 
     def of_images(self, n: int) -> Any:
         """The same problem with `n` images, the first axis."""
-        return replace(self, **{self.sources[0]: (n, *self.src_shape[1:])})  # type: ignore[type-var]
+        return replace(self, **{self.sources[0]: (n, *self.src_shape[1:])})
 
 
 _CHECKED: dict[Any, Callable[[str, str, Any], Any]] = {
@@ -116,13 +117,7 @@ def _check_of(hint: Any) -> Callable[[str, str, Any], Any] | None:
 class _Images(OpProblem):
     """The base of convolutions and pools: images, and a name that counts equal layers."""
 
-    n: int
-    ic: int
-    ih: int
-    iw: int
-    oh: int
-    ow: int
-    name: str = ""
+    name = ""
 
     def __post_init__(self) -> None:
         for x in "hw":
@@ -131,7 +126,7 @@ class _Images(OpProblem):
         super().__post_init__()
 
     @property
-    def src_shape(self) -> Shape:
+    def src_shape(self: Any) -> Shape:
         """The logical shape of the source, (n, ic, ih, iw)."""
         return self.n, self.ic, self.ih, self.iw
 
@@ -140,9 +135,9 @@ class _Images(OpProblem):
         """The number of such layers in the network: 4 for a name that ends in `*4`, else 1."""
         return count_in(self.name)
 
-    def of_images(self, n: int) -> Any:
+    def of_images(self: Any, n: int) -> Any:
         """The same problem with `n` images."""
-        return replace(self, n=n)  # type: ignore[type-var]
+        return replace(self, n=n)
 
     def named(self, name: str) -> Any:
         """The same problem with another label."""
@@ -154,12 +149,12 @@ class _Images(OpProblem):
 class _Pooled(_Images):
     """The base of pools: source and destination have the same channels."""
 
-    def backward(self) -> Pool2dBackwardProblem:
+    def backward(self: Any) -> Pool2dBackwardProblem:
         """The gradient of its input."""
-        return Pool2dBackwardProblem(self)  # type: ignore[arg-type]
+        return Pool2dBackwardProblem(self)
 
     @property
-    def dst_shape(self) -> Shape:
+    def dst_shape(self: Any) -> Shape:
         """The logical shape of the destination, (n, ic, oh, ow)."""
         return self.n, self.ic, self.oh, self.ow
 
@@ -170,7 +165,6 @@ def window_fields(stride: Pair, pads: Pads, dilation: Pair, groups: int) -> Any:
     return *stride, top, left, bottom, right, *dilation, groups
 
 
-@dataclass(frozen=True)
 class Conv2dProblem(_Images):
     """A 2-D convolution: `n` images of `ic` x `ih` x `iw`, `oc` filters of `kh` x `kw`, `g` groups.
 
@@ -269,7 +263,6 @@ class Conv2dProblem(_Images):
         return cls(**read_descriptor("conv2d", text, {"g": 1, "mb": 2, "ic": None, "oc": None}))
 
 
-@dataclass(frozen=True)
 class Conv2dBackwardDataProblem(Conv2dProblem):
     """The gradient of the input of a convolution, and `conv_transpose2d`: its source is that convolution's output.
 
@@ -290,7 +283,6 @@ class Conv2dBackwardDataProblem(Conv2dProblem):
         return super().src_shape
 
 
-@dataclass(frozen=True)
 class Conv2dBackwardWeightsProblem(Conv2dProblem):
     """The gradient of the weights of a convolution, from its input and the gradient of its output.
 
@@ -300,7 +292,6 @@ class Conv2dBackwardWeightsProblem(Conv2dProblem):
     row_op = "conv2d_backward_weights"
 
 
-@dataclass(frozen=True)
 class Pool2dProblem(_Pooled):
     """A 2-D pooling of `n` images of `ic` x `ih` x `iw` by windows of `kh` x `kw`.
 
@@ -371,7 +362,6 @@ class Pool2dProblem(_Pooled):
         return cls(kind, **read_descriptor("pool2d", text, {"mb": 2, "ic": None}))
 
 
-@dataclass(frozen=True)
 class AdaptivePool2dProblem(_Pooled):
     """PyTorch's adaptive average pooling of `n` images of `ic` x `ih` x `iw` to `oh` x `ow`.
 
@@ -441,7 +431,6 @@ class Pool2dBackwardProblem:
         return p.kh * p.kw if isinstance(p, Pool2dProblem) else -(-p.ih // p.oh) * -(-p.iw // p.ow)
 
 
-@dataclass(frozen=True)
 class ReorderProblem(OpProblem):
     """A change of layout of an array.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 from blockconv.core.checks import Shape, broadcast, checked_shape, checked_wholes, set_field
 from blockconv.core.errors import ArgumentError
@@ -17,14 +17,12 @@ class _Product(OpProblem):
     orders: of the operands and the result.
     """
 
-    orders: tuple[Order, ...]
-
     @property
     def size(self) -> tuple[Shape, int, int]:
         """The axes before the last two, rows and columns of the result. Raises ArgumentError."""
         raise NotImplementedError
 
-    def check(self) -> None:
+    def check(self: Any) -> None:
         """Check the operands' dimensions, and the orders."""
         orders = []
         for name, order in zip((*self.sources[: len(self.orders) - 1], "result"), self.orders, strict=True):
@@ -44,13 +42,12 @@ class _Product(OpProblem):
             raise ArgumentError(self.op, "orders", order, rule)
 
     @property
-    def dst_shape(self) -> Shape:
+    def dst_shape(self: Any) -> Shape:
         """The shape of the result."""
         batch, rows, columns = self.size
         return ordered((*batch, rows, columns), self.orders[-1])
 
 
-@dataclass(frozen=True)
 class MatMulProblem(_Product):
     """a @ b with NumPy's broadcasting of the axes before the last two.
 
@@ -77,7 +74,6 @@ class MatMulProblem(_Product):
         return ordered(self.a, self.orders[0])[-1]
 
 
-@dataclass(frozen=True)
 class AttentionProblem(_Product):
     """softmax(scale * (a @ b) + mask) @ c with NumPy's broadcasting of the axes before the last two.
 

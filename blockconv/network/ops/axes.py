@@ -1,7 +1,6 @@
 """Ops along an axis, over channels or over pixels."""
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -34,7 +33,6 @@ class _OfFloats(Solved):
     effect = "computes"
 
 
-@dataclass(frozen=True)
 class Lrn(_OfFloats):
     """Local response normalisation across the channels; see `LrnProblem`."""
 
@@ -61,7 +59,6 @@ def softmax(x: Array, axis: int, zero_rows: bool) -> Array:
     return np.asarray(powers / np.where(zero_rows & (total == 0), 1, total))
 
 
-@dataclass(frozen=True)
 class Softmax(_OfFloats):
     """exp(src - max) / sum over one axis (0 or more), or the logarithm of this.
 
@@ -82,7 +79,6 @@ class Softmax(_OfFloats):
         return np.asarray(rest - np.log(np.exp(rest).sum(axis=self.axis, keepdims=True)))
 
 
-@dataclass(frozen=True)
 class Resize(_OfFloats):
     """H and W of (N, C, H, W) resampled to `size`, or by `scale`. `ResizeProblem` has the coordinates and the filters.
 
@@ -151,7 +147,6 @@ class Resize(_OfFloats):
         return [found]
 
 
-@dataclass(frozen=True)
 class _OverAxes(Solved):
     """One element of those along `axes` (0 or more), which stay as 1 if `keepdims`."""
 
@@ -173,12 +168,10 @@ class _OverAxes(Solved):
         return super().windows(site, axes) if self.keepdims else ALL_PIXELS
 
 
-@dataclass(frozen=True)
 class ReduceMean(_OverAxes):
     """The mean over axes (0 or more), which stay as 1 if `keepdims`."""
 
 
-@dataclass(frozen=True)
 class Reduce(_OverAxes):
     """The sum, maximum, minimum or product over axes (0 or more), which stay as 1 if `keepdims`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
+from blockconv.core.record import Record
 from blockconv.core.types import Array, ElementType, Types, element
 from blockconv.network.ops.rule import (
     ALL_PIXELS,
@@ -43,8 +44,7 @@ def common_type(op: Op, *types: ElementType | None) -> ElementType:
     return given[0]
 
 
-@dataclass(frozen=True)
-class Op:
+class Op(Record):
     """An op of a network: its attributes are the fields, and all that is known of it its methods.
 
     op: its name, under which the kernel table has its kernels.
@@ -195,6 +195,7 @@ class Solved(Op):
     solves: ClassVar[type[Any]]
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         if "solves" in vars(cls) and "op" not in vars(cls):
             cls.op = getattr(cls.solves, "op", "")
 

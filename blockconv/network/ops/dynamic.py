@@ -3,7 +3,6 @@
 The quantization found is a value like others: a float32 array of the scale and the zero point of uint8.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +23,6 @@ __all__ = ["DynamicConv2d", "DynamicQuantize", "FindQuantization"]
 FOUND = (2,)
 
 
-@dataclass(frozen=True)
 class FindQuantization(Solved):
     """(scale, zero point) of uint8 for the range of a float32 array, extended to include 0.
 
@@ -44,7 +42,6 @@ class FindQuantization(Solved):
         return np.array([scale, np.clip(np.rint(np.nan_to_num(0 - low / scale)), 0, 255)], np.float32)
 
 
-@dataclass(frozen=True)
 class DynamicQuantize(Solved):
     """`Quantize` to uint8.
 
@@ -79,7 +76,6 @@ class DynamicQuantize(Solved):
         return Types.converted(site.inputs[0].type.array_dtype, site.output.type.array_dtype)
 
 
-@dataclass(frozen=True)
 class DynamicConv2d(IntegerConvolution):
     """`QuantizedConv2d` of a src whose quantization is found, its products less the zero point summed as int32.
 

@@ -1,7 +1,6 @@
 """Ops of each element by itself, or of each channel."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -23,7 +22,6 @@ from blockconv.network.ops.rule import Axes, Layouts, Reads, Site, same_pixels
 __all__ = ["Activate", "ActivationBackward", "Affine", "Binary", "BinaryKind", "Cast", "Convert", "Where"]
 
 
-@dataclass(frozen=True)
 class Cast(BetweenTypes):
     """Floats as those of another type, rounded to the nearest, a half to the even one."""
 
@@ -48,7 +46,6 @@ class ElementwiseOp(Solved):
         return {"kind": self.op, "shapes": shapes}
 
 
-@dataclass(frozen=True)
 class Activate(ElementwiseOp):
     """An activation of each element."""
 
@@ -61,7 +58,6 @@ class Activate(ElementwiseOp):
         return self.activation.reference(src)
 
 
-@dataclass(frozen=True)
 class Affine(ElementwiseOp, Scaled):
     """dst = activation(src * scale[c] + shift[c]) over axis 1: a batch norm that found no convolution.
     parameters: scale (C,), shift (C,); of floats of 16 bits these may be float32, as which they are computed with."""
@@ -111,7 +107,6 @@ class _Broadcast(ElementwiseOp):
         return [same_pixels(axes)] * len(site.inputs)
 
 
-@dataclass(frozen=True)
 class Binary(_Broadcast):
     """dst = activation(kind(a, b)), broadcast, of any two numbers of one type.
 
@@ -144,7 +139,6 @@ class Binary(_Broadcast):
         return self.activation.reference(_BINARY[self.kind](a, b))
 
 
-@dataclass(frozen=True)
 class ActivationBackward(_Broadcast):
     """The gradient of an activation: see `GRADIENTS`. inputs: the gradient of its output, and its input or output."""
 
@@ -161,7 +155,6 @@ class ActivationBackward(_Broadcast):
         return np.asarray(GRADIENTS[self.kind.removesuffix("_gradient")].reference(grad, x))
 
 
-@dataclass(frozen=True)
 class Where(_Broadcast):
     """The second operand where the first, of booleans, is true, and the third elsewhere, broadcast."""
 
@@ -179,7 +172,6 @@ class Where(_Broadcast):
         return np.asarray(np.where(condition, x, y))
 
 
-@dataclass(frozen=True)
 class Convert(_Broadcast):
     """Numbers of any type as those of another. `Cast` does this to floats that become others of 32 and 16 bits.
 

@@ -1,6 +1,6 @@
 """An op that another library computes."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from blockconv.core.checks import Shape
@@ -12,7 +12,6 @@ from blockconv.network.ops.base import ANY, Op
 __all__ = ["Foreign"]
 
 
-@dataclass(frozen=True)
 class Foreign(Op):
     """One output of a node that ONNX Runtime or PyTorch computes, row-major, in the model's element types.
 

@@ -6,7 +6,6 @@ An op may have further results. A node `FurtherResult` behind its node makes eac
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ __all__ = [
 NCHW, NHWC = Layout("NCHW"), Layout("NHWC")
 
 
-@dataclass(frozen=True)
 class FurtherResult(Op):
     """A further result of the node that makes the input.
 
@@ -55,7 +53,6 @@ class FurtherResult(Op):
             yield View((src,), src if rank == other else row_major(rank))
 
 
-@dataclass(frozen=True)
 class _OfWeights(Trained):
     """The base of ops with a weight that flows.
 
@@ -79,7 +76,6 @@ class _OfWeights(Trained):
         return self.of.types_at(site)
 
 
-@dataclass(frozen=True)
 class FlowingConv2d(_OfWeights):
     """A convolution or a transposed one whose weight flows. Each run of the plan packs the weight.
 
@@ -112,7 +108,6 @@ class FlowingConv2d(_OfWeights):
         return (src, self.weights, row_major(1))[: len(site.inputs)]
 
 
-@dataclass(frozen=True)
 class Conv2dBackwardWeights(_OfWeights):
     """The gradient of a convolution's weight, (O, I/groups, KH, KW).
 
@@ -166,7 +161,6 @@ class Conv2dBackwardWeights(_OfWeights):
         return {"weights": self.weights, "bias": self.bias}
 
 
-@dataclass(frozen=True)
 class MaxPool2dIndices(Trained):
     """A max pool. The further result is each maximum's index in its plane, int64."""
 
@@ -195,7 +189,6 @@ class MaxPool2dIndices(Trained):
         return best, found
 
 
-@dataclass(frozen=True)
 class PoolBackward(Trained):
     """The gradient of a pool's input. inputs: its output's gradient, and the indices of a max pool.
 

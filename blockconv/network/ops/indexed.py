@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ class _OfAnyType(RowMajor):
         return Types(data, indices, data, site.output.type)
 
 
-@dataclass(frozen=True)
 class _Indexed(_OfAnyType):
     solves = IndexProblem
     form: IndexForm
@@ -76,7 +75,6 @@ class _Indexed(_OfAnyType):
         return tuple(found)
 
 
-@dataclass(frozen=True)
 class GatherAt(_Indexed):
     """The elements of data, the first input, at the indices that the second holds; see `IndexProblem`.
 
@@ -93,7 +91,6 @@ class GatherAt(_Indexed):
         return data[self.places(data, indices)] if math.prod(shape) else np.zeros(shape, data.dtype)
 
 
-@dataclass(frozen=True)
 class ScatterAt(_Indexed):
     """Data, the first input, with the updates, the third, at the indices that the second holds, in order.
 
@@ -128,7 +125,6 @@ class ScatterAt(_Indexed):
 _COMBINED: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
-@dataclass(frozen=True)
 class Scan(_OfAnyType):
     """Sums, products, maxima or minima of the elements up to each one along an axis; see `ScanProblem`."""
 
@@ -149,7 +145,6 @@ class Scan(_OfAnyType):
         return np.flip(y, self.axis) if self.reverse else y
 
 
-@dataclass(frozen=True)
 class Top(_OfAnyType):
     """The indices, int64, of the largest or smallest elements along an axis; see `TopProblem`."""
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -48,7 +48,6 @@ class _Moves(Solved):
     effect = "moves"
 
 
-@dataclass(frozen=True)
 class Concat(_Moves):
     """Inputs one after the other along an axis (0 or more)."""
 
@@ -74,7 +73,6 @@ class Concat(_Moves):
                 yield View((layout,) * len(sizes), layout, starts=known)
 
 
-@dataclass(frozen=True)
 class Pad(Solved):
     """A constant written around: `pads` has (before, after) for each axis; negative ends crop."""
 
@@ -108,7 +106,6 @@ class Pad(Solved):
         return [{axis: (axis, Reach().shifted(-self.pads[axis][0])) for axis in axes}]
 
 
-@dataclass(frozen=True)
 class Slice(_Moves):
     """Elements begin, begin + step, ... (`size` of them) of one axis. A Split becomes one Slice per output."""
 
@@ -140,7 +137,6 @@ class Slice(_Moves):
                 yield View((layout,), layout, begin)
 
 
-@dataclass(frozen=True)
 class Gather(_Moves):
     """The elements of these indices, 0 or more, along one axis."""
 
@@ -158,7 +154,6 @@ class Gather(_Moves):
         return np.asarray(src.take(self.indices, self.axis))
 
 
-@dataclass(frozen=True)
 class Transpose(_Moves):
     """dst's axis i is src's axis perm[i]."""
 
@@ -181,7 +176,6 @@ class Transpose(_Moves):
         return [{k: (axis, Reach()) for k, axis in enumerate(self.perm) if axis in axes}]
 
 
-@dataclass(frozen=True)
 class PixelShuffle(_Moves):
     """Depth to space: (N, C * h * w, H, W) becomes (N, C, H * h, W * w). Or its inverse, space to depth.
 
@@ -226,7 +220,6 @@ class PixelShuffle(_Moves):
         return [found]
 
 
-@dataclass(frozen=True)
 class Reshape(Op):
     """The same elements in row-major order (plain NCHW where there are four axes) under another shape.
 
@@ -263,7 +256,6 @@ class Reshape(Op):
         yield View((row_major(len(site.inputs[0].shape)),), row_major(len(site.output.shape)))
 
 
-@dataclass(frozen=True)
 class Shuffle(_Moves):
     """ShuffleNet's channel shuffle: output channel k * groups + i is input channel i * (C / groups) + k."""
 

@@ -1,6 +1,5 @@
 """Normalisation to mean 0 and variance 1."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reads, Site, same_pixel
 __all__ = ["BatchNorm", "BatchNormBackward", "GroupNorm", "GroupNormBackward", "GroupNormTraining"]
 
 
-@dataclass(frozen=True)
 class GroupNorm(Scaled):
     """(src - mean) / sqrt(variance + epsilon) * scale[c] + bias[c], over each image's `groups` groups of channels.
 
@@ -56,7 +54,6 @@ def _per_channel(x: Array) -> Array:
     return x.reshape(-1, 1, 1)
 
 
-@dataclass(frozen=True)
 class BatchNorm(Trained):
     """(src - mean) * inverse * scale[c] + bias[c] (+ residual), at least `low` and at most `high`, by src's statistics.
 
@@ -97,7 +94,6 @@ class BatchNorm(Trained):
         return {"extra": self.residual}
 
 
-@dataclass(frozen=True)
 class BatchNormBackward(Trained):
     """The gradient of a batch norm's input. inputs: src, grad, scale, bias, mean, inverse, as `BatchNorm` has them.
 
@@ -131,7 +127,6 @@ class BatchNormBackward(Trained):
         return {"extra": (self.low, self.high) != (-np.inf, np.inf)}
 
 
-@dataclass(frozen=True)
 class GroupNormTraining(Trained, GroupNorm):
     """`GroupNorm` of (N, C, H, W) with factors that flow. inputs: src, scale, bias.
 
@@ -160,7 +155,6 @@ class GroupNormTraining(Trained, GroupNorm):
         return {"statistics": True}
 
 
-@dataclass(frozen=True)
 class GroupNormBackward(Trained):
     """The gradient of a group norm's input. inputs: src, grad, scale, mean, inverse.
 

@@ -1,6 +1,5 @@
 """Products of values that all flow."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,11 @@ class _Product(RowMajor):
     """The base of products."""
 
     takes = FLOATS
-    orders: tuple[Order, ...]
 
     def options(self) -> dict[str, Any]:
         return {}
 
 
-@dataclass(frozen=True)
 class MatMul(_Product):
     """a @ b, matrices whose other axes broadcast as NumPy's. Either may be a constant.
 
@@ -39,7 +36,6 @@ class MatMul(_Product):
         return _ordered(np.asarray(a @ b), self.orders[-1])
 
 
-@dataclass(frozen=True)
 class Attention(_Product):
     """softmax(scale * (a @ b) + mask) @ c.
 

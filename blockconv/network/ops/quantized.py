@@ -3,7 +3,7 @@
 Real numbers are float32 here, and so are the steps from integers to integers, in the order of `core.quantization`.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,15 +31,11 @@ __all__ = ["Dequantize", "Lookup", "Quantize", "Quantized", "QuantizedConv2d", "
 class _GivesIntegers(BetweenTypes):
     """An op that gives 8-bit or 4-bit integers, `dtype`, in its input's shape. `dst` says what they stand for."""
 
-    dst: Quantization
-    dtype: IntegerType
-
-    def infer(self, src: Shape) -> Shape:
+    def infer(self: Any, src: Shape) -> Shape:
         _check_integers(self, "dst", self.dst, element(self.dtype))
         return src
 
 
-@dataclass(frozen=True)
 class Quantize(_GivesIntegers):
     """dst = saturate(round(src / scale) + zero_point) of float32, a half to the even neighbour."""
 
@@ -56,7 +52,6 @@ class Quantize(_GivesIntegers):
         return integers(src / self.dst.scale, self.dst, self.dtype)
 
 
-@dataclass(frozen=True)
 class Dequantize(BetweenTypes):
     """dst = (src - zero_point) * scale, in float32, of 8 or 4 bits or of int32.
 
@@ -86,7 +81,6 @@ class Dequantize(BetweenTypes):
         return real(src, self.src, self.axis)
 
 
-@dataclass(frozen=True)
 class Requantize(_GivesIntegers):
     """Convert integers of 8 or 4 bits to others that stand for the same numbers: dst = quantize(dequantize(src))."""
 
@@ -105,7 +99,6 @@ class Requantize(_GivesIntegers):
         return integers(real(src, self.src) / self.dst.scale, self.dst, self.dtype)
 
 
-@dataclass(frozen=True)
 class Lookup(ElementwiseOp):
     """dst = table[src], of 8 bits: whatever element-wise ops make of a value with one scale.
 
@@ -138,7 +131,6 @@ class Lookup(ElementwiseOp):
         return {"table": self.table, "quantizations": (self.dst, self.dst)}
 
 
-@dataclass(frozen=True)
 class QuantizedConv2d(IntegerConvolution):
     """`Conv2d` of integers of 8 or 4 bits with int8 weights, summed as int32: its arithmetic is `blockconv.conv2d`'s.
 
@@ -229,7 +221,6 @@ class QuantizedConv2d(IntegerConvolution):
         return x if self.dst is None else integers(np.clip(x, *after.bounds), self.dst, self.dtype)
 
 
-@dataclass(frozen=True)
 class Quantized(Op):
     """An op of floats done on integers of 8 or 4 bits: dst = quantize(of(dequantize(src), ...)).
 

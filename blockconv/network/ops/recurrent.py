@@ -1,6 +1,5 @@
 """Recurrent layers."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ def blocks_of_columns(matrices: Array) -> Array:
     return np.ascontiguousarray(padded.reshape(d, h, blocks, COLUMNS).swapaxes(1, 2))
 
 
-@dataclass(frozen=True)
 class Recurrent(Solved):
     """An LSTM or a GRU over T steps of N sequences in D directions, with ONNX's order of gates.
 

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -44,7 +44,6 @@ def _finite(types: Types) -> Types:
     return types._replace(wei=replace(types.wei, finite=True))
 
 
-@dataclass(frozen=True)
 class Weighted(Op):
     """The base of convolutions and transposed convolutions.
 
@@ -93,7 +92,6 @@ class Weighted(Op):
         return Types.converted(src.array_dtype, dst.array_dtype) if src.is_half else super().types_at(site)
 
 
-@dataclass(frozen=True)
 class Convolution(Weighted):
     """The common base of float and integer convolutions."""
 
@@ -127,7 +125,6 @@ class Convolution(Weighted):
         return dst.reshape(p.dst_shape)
 
 
-@dataclass(frozen=True)
 class IntegerConvolution(Convolution):
     """The common base of convolutions with int8 weights, whose products are summed as int32.
 
@@ -175,7 +172,6 @@ class IntegerConvolution(Convolution):
         return self.activation.reference(x.astype(np.float64)).astype(np.float32)
 
 
-@dataclass(frozen=True)
 class Conv2d(Convolution):
     """dst = activation(conv(src, wei) + bia + res).
 
@@ -214,7 +210,6 @@ class Conv2d(Convolution):
         return _finite(types) if self.finite else types
 
 
-@dataclass(frozen=True)
 class ConvTranspose2d(Weighted):
     """dst = activation(conv_transpose(src, wei) + bia).
 
@@ -275,7 +270,6 @@ class ConvTranspose2d(Weighted):
         return [{axis: (axis, reach.inverse()) for axis, (_, reach) in windows_of(self.problem_at(site)).items()}]
 
 
-@dataclass(frozen=True)
 class Pool2d(Solved):
     """Pooling by windows; `kernel` None is one window over the whole image. Fields as in Pool2dProblem."""
 
@@ -314,7 +308,6 @@ class Pool2d(Solved):
         return "moves" if self.kind == "max" else "computes"
 
 
-@dataclass(frozen=True)
 class AdaptivePool2d(Solved):
     """The average over windows that together cover the image: PyTorch's adaptive_avg_pool2d."""
 
