@@ -18,7 +18,6 @@ from blockconv.api.frame import Call, Computation, Frame, Result, as_blocked, ch
 from blockconv.api.gradients import checked_shape
 from blockconv.core.checks import (
     MOST_EXTENT,
-    Pads,
     Pair,
     Shape,
     check_extents,
@@ -30,7 +29,7 @@ from blockconv.core.checks import (
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import with_gradient
 from blockconv.core.layout import Layout
-from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKind
+from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKind, window_fields
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import NIBBLES, Types, is_quantized
 from blockconv.dispatch.array import BlockedArray
@@ -46,41 +45,32 @@ INTEGERS = "input_quantization", "out_quantization"  # the arguments of averages
 NOT_QUANTIZED: Quantizations = (None, None)
 
 
-def _max_problem(shape: Shape, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> Problem:
+def _max_problem(shape: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> Problem:
     op = "max_pool2d"
-    n, c, h, w = shape
-    dh, dw = pair(op, "dilation", dilation)
-    windows = _windows(op, kernel, stride, padding)
-    return Pool2dProblem("max", n, c, h, w, **windows, dh=dh, dw=dw, ceil_mode=ceil_mode)
+    windows = _windows(op, kernel, stride, padding, pair(op, "dilation", dilation), ceil_mode)
+    return Pool2dProblem("max", *shape, *windows)
 
 
 def _avg_problem(
-    shape: Shape, kernel: Any, stride: Any, padding: Any, ceil_mode: Any, count_include_pad: Any, divisor: Any
+    shape: Any, kernel: Any, stride: Any, padding: Any, ceil_mode: Any, count_include_pad: Any, divisor: Any
 ) -> Problem:
     op = "avg_pool2d"
     if divisor is not None and (whole(divisor) in (None, 0) or abs(divisor) > MOST_EXTENT):
         raise ArgumentError(op, "divisor_override", divisor, "has to be None, or an int of at most 2^31, and not zero")
     counts = check_flag(op, "count_include_pad", count_include_pad)
     kind: PoolKind = "avg_include_padding" if counts else "avg_exclude_padding"
-    n, c, h, w = shape
-    windows = _windows(op, kernel, stride, padding)
-    return Pool2dProblem(kind, n, c, h, w, **windows, ceil_mode=ceil_mode, divisor=divisor)
+    return Pool2dProblem(kind, *shape, *_windows(op, kernel, stride, padding, (1, 1), ceil_mode, divisor))
 
 
-def _windows(op: str, kernel_size: Any, stride: Any, padding: Any) -> dict[str, Any]:
-    """Kernel, stride and padding, by the names that `Pool2dProblem` has for them."""
-    kh, kw = kernel = pair(op, "kernel_size", kernel_size)
+def _windows(op: str, kernel_size: Any, stride: Any, padding: Any, dilation: Pair, *rest: Any) -> Any:
+    """The fields of a `Pool2dProblem` from `kh` on. rest: those after `dw`."""
+    kernel = pair(op, "kernel_size", kernel_size)
     # torch takes an empty stride for a missing one.
-    sh, sw = kernel if stride is None or len(two(stride)) == 0 else pair(op, "stride", stride)
-    (ph, ph_r), (pw, pw_r) = _pads(op, padding, kernel)
-    return {"kh": kh, "kw": kw, "sh": sh, "sw": sw, "ph": ph, "pw": pw, "ph_r": ph_r, "pw_r": pw_r}
-
-
-def _pads(op: str, padding: Any, kernel: Pair) -> Pads:
-    (top, bottom), (left, right) = sides(op, padding, "an int of at least 0, a pair, or ((top, bottom), (left, right))")
-    if 2 * max(top, bottom) > kernel[0] or 2 * max(left, right) > kernel[1]:
+    step = kernel if stride is None or len(two(stride)) == 0 else pair(op, "stride", stride)
+    pads = sides(op, padding, "an int of at least 0, a pair, or ((top, bottom), (left, right))")
+    if any(2 * max(side) > size for side, size in zip(pads, kernel, strict=True)):
         raise ArgumentError(op, "padding", padding, f"has to be at most half of kernel_size={kernel}")
-    return (top, bottom), (left, right)
+    return *kernel, *window_fields(step, pads, dilation, *rest)
 
 
 def _adaptive_problem(shape: Shape, output_size: Any) -> Problem:
@@ -101,17 +91,12 @@ def _adaptive_problem(shape: Shape, output_size: Any) -> Problem:
     return Pool2dProblem("avg_exclude_padding", n, c, ih, iw, kh, kw, kh, kw)
 
 
-def _global_problem(kind: PoolKind, shape: Shape) -> Problem:
-    n, c, h, w = shape
-    return Pool2dProblem(kind, n, c, h, w, h, w)
-
-
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     "max_pool2d": _max_problem,
     "avg_pool2d": _avg_problem,
     "adaptive_avg_pool2d": _adaptive_problem,
-    "global_avg_pool2d": functools.partial(_global_problem, "avg_exclude_padding"),
-    "global_max_pool2d": functools.partial(_global_problem, "max"),
+    "global_avg_pool2d": lambda shape: Pool2dProblem("avg_exclude_padding", *shape, *shape[2:]),
+    "global_max_pool2d": lambda shape: Pool2dProblem("max", *shape, *shape[2:]),
 }
 
 

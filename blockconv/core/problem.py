@@ -159,10 +159,10 @@ class _Pooled(_Images):
         return self.n, self.ic, self.oh, self.ow
 
 
-def window_fields(stride: Pair, pads: Pads, dilation: Pair, groups: int) -> Any:
-    """The fields of a convolution's problem from `sh` to `g`."""
+def window_fields(stride: Pair, pads: Pads, dilation: Pair, *rest: Any) -> Any:
+    """The fields of a convolution's or a pool's problem from `sh` on. rest: those after `dw`."""
     (top, bottom), (left, right) = pads
-    return *stride, top, left, bottom, right, *dilation, groups
+    return *stride, top, left, bottom, right, *dilation, *rest
 
 
 class Conv2dProblem(_Images):

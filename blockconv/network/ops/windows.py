@@ -274,7 +274,6 @@ class Pool2d(Solved):
     """Pooling by windows; `kernel` None is one window over the whole image. Fields as in Pool2dProblem."""
 
     op = "pool2d"
-    solves = Pool2dProblem
     of_images = True
     kind: PoolKind
     kernel: Pair | None = None
@@ -284,11 +283,10 @@ class Pool2d(Solved):
     ceil_mode: bool = False
     divisor: int | None = None
 
-    def sizes(self, src: Shape) -> dict[str, Any]:
-        (n, ic, ih, iw), (sh, sw), (dh, dw) = src, self.stride, self.dilation
-        (kh, kw), ((ph, ph_r), (pw, pw_r)) = self.kernel or (ih, iw), self.pads
-        rows = {"ih": ih, "kh": kh, "sh": sh, "ph": ph, "ph_r": ph_r, "dh": dh}
-        return {"n": n, "ic": ic, **rows, "iw": iw, "kw": kw, "sw": sw, "pw": pw, "pw_r": pw_r, "dw": dw}
+    def problem(self, *shapes: Any) -> Any:
+        check_rank(self.op, shapes[0], 4)
+        steps = window_fields(self.stride, self.pads, self.dilation, self.ceil_mode, self.divisor)
+        return Pool2dProblem(self.kind, *shapes[0], *(self.kernel or shapes[0][2:]), *steps)
 
     def compute(self, src: Array) -> Array:
         p = self.problem(src.shape)
@@ -312,13 +310,13 @@ class AdaptivePool2d(Solved):
     """The average over windows that together cover the image: PyTorch's adaptive_avg_pool2d."""
 
     op = "pool2d"
-    solves = AdaptivePool2dProblem
     effect = "computes"
     size: Pair
 
-    def sizes(self, src: Shape) -> dict[str, Any]:
-        check_rank(self.op, src, 4)
-        return dict(zip(("n", "ic", "ih", "iw", "oh", "ow"), (*src, *self.size), strict=True))
+    def problem(self, *shapes: Any) -> Any:
+        check_rank(self.op, shapes[0], 4)
+        (n, ic, ih, iw), (oh, ow) = shapes[0], self.size
+        return AdaptivePool2dProblem(n, ic, ih, iw, oh, ow)
 
     def compute(self, src: Array) -> Array:
         dst = np.zeros((*src.shape[:2], *self.size), src.dtype)
