@@ -90,14 +90,14 @@ class IndexProblem(OpProblem):
             len(self.indices) != rank
             or any(i > s for k, (i, s) in enumerate(zip(self.indices, self.shape, strict=True)) if k != axis)
         ):
-            raise ArgumentError(self.op, "indices", self.indices, f"must fit into {self.shape}, but for axis {axis}")
+            raise self._error("indices", f"must fit into {self.shape}, but for axis {axis}")
         if self.form == "tuples" and (
             len(self.indices) <= axis
             or self.indices[:axis] != self.shape[:axis]
             or not 1 <= self.indices[-1] <= rank - axis
         ):
             rule = f"must begin as the data's {axis} axes, and end with at most {rank - axis} indices"
-            raise ArgumentError(self.op, "indices", self.indices, rule)
+            raise self._error("indices", rule)
 
     @property
     def components(self) -> tuple[int, ...]:
@@ -177,7 +177,7 @@ class ScanProblem(_AlongAxis):
         super().check()
         if self.kind in ("max", "min") and (self.exclusive or self.shape[self.axis] == 0):
             rule = f"axis {self.axis}: the {self.kind} of nothing is undefined"
-            raise ArgumentError(self.op, "shape", self.shape, rule)
+            raise self._error("shape", rule)
 
 
 class TopProblem(_AlongAxis):
@@ -198,7 +198,7 @@ class TopProblem(_AlongAxis):
         size = self.shape[self.axis]
         if not 0 <= self.count <= size:
             rule = f"must be 0 to {size}, as axis {self.axis} has {size} elements"
-            raise ArgumentError(self.op, "count", self.count, rule)
+            raise self._error("count", rule)
 
     @property
     def dst_shape(self) -> Shape:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -104,10 +104,10 @@ class GatherProblem(OpProblem):
 
     def check(self) -> None:
         if len(self.runs) != len(self.shape):
-            raise ArgumentError(self.op, "runs", self.runs, f"must hold those of {len(self.shape)} axes")
+            raise self._error("runs", f"must hold those of {len(self.shape)} axes")
         for extent, first, size, step in ((n, *run) for n, of in zip(self.shape, self.runs, strict=True) for run in of):
             if size and first != OUTSIDE and not (0 <= first < extent and 0 <= first + (size - 1) * step < extent):
-                raise ArgumentError(self.op, "runs", self.runs, f"have to stay inside {self.shape}")
+                raise self._error("runs", f"have to stay inside {self.shape}")
 
     @property
     def dst_shape(self) -> Shape:
@@ -185,7 +185,10 @@ class GroupNormProblem(OpProblem):
     centred: bool = True
 
     def check(self) -> None:
-        _check_channels(self, self.groups)
+        if len(self.shape) < 2:
+            raise self._error("shape", "must have a channel axis, axis 1")
+        if self.groups < 1 or self.shape[1] % self.groups:
+            raise self._error("groups", f"must divide the {self.shape[1]} channels")
 
 
 class BatchNormProblem(OpProblem):
@@ -197,15 +200,7 @@ class BatchNormProblem(OpProblem):
 
     def check(self) -> None:
         if len(self.shape) != 4 or 0 in self.shape:
-            raise ArgumentError(self.op, "shape", self.shape, "must be (n, c, h, w), each at least 1")
-
-
-def _check_channels(problem: Any, groups: int = 1) -> None:
-    """Raise unless a problem has channels, in so many groups."""
-    if len(problem.shape) < 2:
-        raise ArgumentError(problem.op, "shape", problem.shape, "must have a channel axis, axis 1")
-    if groups < 1 or problem.shape[1] % groups:
-        raise ArgumentError(problem.op, "groups", groups, f"must divide the {problem.shape[1]} channels")
+            raise self._error("shape", "must be (n, c, h, w), each at least 1")
 
 
 class ResizeProblem(OpProblem):
@@ -251,10 +246,10 @@ class ResizeProblem(OpProblem):
             exact_scale(self.op, name, scale)
             if self.antialias and 2 * scale * size < 1:
                 rule = f"is too small for antialias: {size} elements become less than half"
-                raise ArgumentError(self.op, name, scale, rule)
+                raise self._error(name, rule)
         for name in ("cubic", "roi_h", "roi_w"):
             if not np.isfinite(getattr(self, name)).all():
-                raise ArgumentError(self.op, name, getattr(self, name), "must be finite")
+                raise self._error(name, "must be finite")
 
     @property
     def src_shape(self) -> Shape:
@@ -405,7 +400,7 @@ class TransposeProblem(OpProblem):
 
     def check(self) -> None:
         if sorted(self.perm) != list(range(len(self.shape))):
-            raise ArgumentError(self.op, "perm", self.perm, f"must permute the {len(self.shape)} axes")
+            raise self._error("perm", f"must permute the {len(self.shape)} axes")
 
     @property
     def dst_shape(self) -> Shape:
@@ -427,7 +422,7 @@ class ReduceMeanProblem(OpProblem):
             check_axis(self.op, axis, self.shape)
         if any(self.shape[axis] == 0 for axis in self.axes):
             rule = f"must not be empty in {self.shape}: the {self.kind} of no elements is undefined"
-            raise ArgumentError(self.op, "axes", self.axes, rule)
+            raise self._error("axes", rule)
 
     @property
     def dst_shape(self) -> Shape:
@@ -455,7 +450,7 @@ class RecurrentProblem(OpProblem):
 
     def check(self) -> None:
         if not 1 <= len(self.reverse) <= 2:
-            raise ArgumentError(self.op, "reverse", self.reverse, "must hold a flag for each of 1 or 2 directions")
+            raise self._error("reverse", "must hold a flag for each of 1 or 2 directions")
 
     @property
     def gates(self) -> int:

@@ -211,10 +211,8 @@ class Conv2dProblem(_Images):
 
     def check(self) -> None:
         for channels in ("ic", "oc"):
-            total = getattr(self, channels)
-            if total % self.g:
-                remedy = "give totals over all groups"
-                raise ArgumentError(self.op, channels, total, f"must be divisible by g={self.g}", remedy)
+            if getattr(self, channels) % self.g:
+                raise self._error(channels, f"must be divisible by g={self.g}", "give totals over all groups")
         if self.n and not self.ih * self.iw:  # without images PyTorch asks for room for the window alone
             raise ArgumentError(self.op, "iw" if self.ih else "ih", 0, "must be at least 1")
         set_outputs(self, itemsize=4)
@@ -332,9 +330,9 @@ class Pool2dProblem(_Pooled):
         if self.divisor is not None:
             set_field(self, "divisor", checked_whole(self.op, "divisor", self.divisor))
             if self.kind == "max":
-                raise ArgumentError(self.op, "divisor", self.divisor, "is for averages", "leave it out")
+                raise self._error("divisor", "is for averages", "leave it out")
             if self.divisor == 0:
-                raise ArgumentError(self.op, "divisor", self.divisor, "must not be zero")
+                raise self._error("divisor", "must not be zero")
         set_outputs(self, 1, self.ceil_mode)
         set_field(self, "_ends", self._counted_ends())
 
@@ -450,7 +448,7 @@ class ReorderProblem(OpProblem):
     def check(self) -> None:
         for argument in ("src", "dst"):
             if not isinstance(getattr(self, argument), str) or not getattr(self, argument):
-                raise ArgumentError(self.op, argument, getattr(self, argument), "must be the name of a layout")
+                raise self._error(argument, "must be the name of a layout")
 
     @property
     def elements(self) -> int:

@@ -101,7 +101,7 @@ class AttentionProblem(_Product):
             scores = self.scores.dst_shape
             if self.mask[-1:] != scores[-1:] or broadcast(self.op, "mask", self.mask, scores) != scores:
                 rule = f"has to broadcast to {scores}, the shape of the scores, and to have as many columns"
-                raise ArgumentError(self.op, "mask", self.mask, rule)
+                raise self._error("mask", rule)
 
     @property
     def scores(self) -> MatMulProblem:

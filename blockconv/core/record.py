@@ -1,9 +1,11 @@
-"""Records: frozen dataclasses, of which a base class says so once for all that inherit from it."""
+"""Records of ops: frozen dataclasses, and the error for a field."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from blockconv.core.errors import ArgumentError
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -15,8 +17,15 @@ else:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Record:
-    """The base of records: a class that inherits from it is a frozen dataclass, without a decorator."""
+    """The base of records of ops: a class that inherits from it is a frozen dataclass, without a decorator.
+
+    op: the op's name, an attribute of each class.
+    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         dataclass(frozen=True)(cls)
+
+    def _error(self: Any, name: str, rule: str, remedy: str = "") -> ArgumentError:
+        """The error for a field that breaks a rule of the op."""
+        return ArgumentError(self.op, name, getattr(self, name), rule, remedy)

@@ -303,8 +303,7 @@ class BlockView(Compound):
             return self.address
         field = _field(self.block, name)
         if isinstance(field, Blocks):
-            first = const(WORD * field.first)
-            return BlockView(field.block, builder.add(self.address, first) if field.first else self.address)
+            return BlockView(field.block, self.address + WORD * field.first if field.first else self.address)
         return builder.load(_at(builder, self.address, field.first), align=8)
 
     def set(self, builder, name: str, value) -> None:
@@ -316,7 +315,7 @@ class BlockView(Compound):
 
     def item(self, builder, index) -> BlockView:
         """An element of the array of blocks that begins here."""
-        return BlockView(self.block, builder.add(self.address, builder.mul(index, const(self.block.nbytes))))
+        return BlockView(self.block, self.address + index * self.block.nbytes)
 
 
 class HeldBlock(Compound):
@@ -345,7 +344,7 @@ class HeldBlock(Compound):
             return words[0]
         if field.size != field.each:
             raise TypeError(f"{self.block.__name__} is in registers, where no {name}[k] is")
-        return HeldBlock(field.block, builder.add(self.address, const(WORD * field.first)), words)
+        return HeldBlock(field.block, self.address + WORD * field.first, words)
 
 
 @functools.partial(emitted, whole=True)

@@ -115,10 +115,10 @@ class _Side:
 
     def go(self, row) -> None:
         """To an extent."""
-        self.begin = self.memory.b.add(self.place.at, self.memory.b.mul(row, self.place.step))
+        self.begin = self.place.at + row * self.place.step
 
     def at(self, address, index):
-        return self.memory.b.add(address, self.memory.b.mul(index, const(self.memory.itemsize)))
+        return address + index * self.memory.itemsize
 
     def read(self, way: int) -> Callable[[Any, Any, Any | None], Any]:
         """read(index, turn, mask): the vector at an index of an extent, or at a turn of a period, in registers."""

@@ -18,7 +18,6 @@ from blockconv.core.eltwise_problem import (
     SoftmaxProblem,
     exact_scale,
 )
-from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, Array, ElementType
 from blockconv.network.ops.base import Solved, common_type, framed
 from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reach, Reads, Site, Windows
@@ -106,7 +105,7 @@ class Resize(_OfFloats):
 
     def sizes(self, src: Shape) -> dict[str, Any]:
         if self.size is None and self.scale is None:
-            raise ArgumentError(self.op, "size", self.size, "is required, or `scale`")
+            raise self._error("size", "is required, or `scale`")
         n, c, ih, iw = src
         oh, ow = self.size or (
             math.floor(size * exact_scale(self.op, "scale", by))

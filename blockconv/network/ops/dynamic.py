@@ -93,7 +93,7 @@ class DynamicConv2d(IntegerConvolution):
         shape = self.checked_shape(src, wei, bias, residual)
         if self.dtype == "int32" and (residual or bias or not self.activation.is_identity):
             rule = "excludes bias, residual and activation"
-            raise ArgumentError(self.op, "dtype", self.dtype, rule)
+            raise self._error("dtype", rule)
         return shape
 
     def infer_type(

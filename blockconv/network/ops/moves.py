@@ -17,7 +17,6 @@ from blockconv.core.eltwise_problem import (
     runs_along,
     runs_of,
 )
-from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Array
@@ -83,13 +82,13 @@ class Pad(Solved):
 
     def sizes(self, src: Shape) -> dict[str, Any]:
         if len(self.pads) != len(src):
-            raise ArgumentError(self.op, "pads", self.pads, f"must hold a pair for each of {len(src)} axes")
+            raise self._error("pads", f"must hold a pair for each of {len(src)} axes")
         runs = []
         for size, pair in zip(src, self.pads, strict=True):
             before, after = checked_wholes(self.op, "pads", pair, 2)
             kept = size + min(before, 0) + min(after, 0)
             if kept < 0:
-                raise ArgumentError(self.op, "pads", self.pads, f"crops more than there is in {src}")
+                raise self._error("pads", f"crops more than there is in {src}")
             runs.append(((OUTSIDE, max(0, before), 0), (max(0, -before), kept, 1), (OUTSIDE, max(0, after), 0)))
         return {"shape": src, "runs": tuple(runs)}
 
@@ -123,7 +122,7 @@ class Slice(_Moves):
         size, last = src[self.axis], self.begin + (self.size - 1) * self.step
         if self.step == 0 or (self.size and not 0 <= min(self.begin, last) <= max(self.begin, last) < size):
             rule = f"with step {self.step} has to give {self.size} of the {size} elements of axis {self.axis}"
-            raise ArgumentError(self.op, "begin", self.begin, rule)
+            raise self._error("begin", rule)
         return {"shape": src, "runs": runs_along(src, self.axis, [(self.begin, self.size, self.step)])}
 
     def compute(self, src: Array) -> Array:
@@ -195,7 +194,7 @@ class PixelShuffle(_Moves):
         (n, c, h, w), (rows, columns) = src, self.block
         if rows < 1 or columns < 1 or (h % rows or w % columns if self.inverse else c % (rows * columns)):
             divided = f"the {h}x{w} pixels" if self.inverse else f"the {c} channels"
-            raise ArgumentError(self.op, "block", self.block, f"has to be at least 1x1, and to divide {divided}")
+            raise self._error("block", f"has to be at least 1x1, and to divide {divided}")
         if self.inverse:
             perm = (0, 1, 3, 5, 2, 4) if self.by_channel else (0, 3, 5, 1, 2, 4)
             return {"shape": (n, c, h // rows, rows, w // columns, columns), "perm": perm}
@@ -233,11 +232,9 @@ class Reshape(Op):
 
     def infer(self, src: Shape) -> Shape:
         if self.shape.count(-1) > 1 or any(size < -1 for size in self.shape):
-            raise ArgumentError(self.op, "shape", self.shape, "has to hold sizes of at least 0, and at most one -1")
+            raise self._error("shape", "has to hold sizes of at least 0, and at most one -1")
         if any(size == 0 and i >= len(src) for i, size in enumerate(self.shape)):
-            raise ArgumentError(
-                self.op, "shape", self.shape, f"has a 0 (copy the size) beyond the axes of the input, {src}"
-            )
+            raise self._error("shape", f"has a 0 (copy the size) beyond the axes of the input, {src}")
         shape = tuple(src[i] if size == 0 else size for i, size in enumerate(self.shape))
         total = math.prod(src)
         # Copied sizes are left out of both products: they may be 0, and do not change the size of the -1.
@@ -246,7 +243,7 @@ class Reshape(Op):
         if -1 in shape and rest % known == 0:
             shape = tuple(rest // known if size == -1 else size for size in shape)
         if math.prod(shape) != total or -1 in shape:
-            raise ArgumentError(self.op, "shape", self.shape, f"cannot hold the {total} elements of {src}")
+            raise self._error("shape", f"cannot hold the {total} elements of {src}")
         return shape
 
     def compute(self, src: Array) -> Array:
@@ -267,7 +264,7 @@ class Shuffle(_Moves):
     def sizes(self, src: Shape) -> dict[str, Any]:
         check_rank(self.op, src, 4)
         if self.groups < 1 or src[1] % self.groups:
-            raise ArgumentError(self.op, "groups", self.groups, f"must divide the {src[1]} channels")
+            raise self._error("groups", f"must divide the {src[1]} channels")
         each = src[1] // self.groups
         return {"shape": src, "runs": runs_along(src, 1, [(k, self.groups, each) for k in range(each)])}
 

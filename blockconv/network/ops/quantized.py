@@ -69,7 +69,7 @@ class Dequantize(BetweenTypes):
             check_axis(self.op, self.axis, src)
             if self.src.scale.size != src[self.axis]:
                 rule = f"has to have one scale, or one for each of {src[self.axis]} indices of axis {self.axis}"
-                raise ArgumentError(self.op, "src", self.src, rule)
+                raise self._error("src", rule)
         return src
 
     def infer_type(self, src: ElementType) -> ElementType:
@@ -115,7 +115,7 @@ class Lookup(ElementwiseOp):
 
     def infer(self, src: Shape) -> Shape:
         if len(self.table) != 256:
-            raise ArgumentError(self.op, "table", self.table, "has to have 256 bytes")
+            raise self._error("table", "has to have 256 bytes")
         _check_integers(self, "dst", self.dst, element(self.dtype))
         return src
 
@@ -164,23 +164,21 @@ class QuantizedConv2d(IntegerConvolution):
     ) -> Shape:
         shape, is_scaled = self.checked_shape(src, wei, bias, residual), factors[0] is not None
         if (self.dst is not None) != self.is_requantized:
-            raise ArgumentError(
-                self.op, "dst", self.dst, f"is given for 8 or 4 bits and nothing else, not for {self.dtype}"
-            )
+            raise self._error("dst", f"is given for 8 or 4 bits and nothing else, not for {self.dtype}")
         if self.dst is not None:
             _check_integers(self, "dst", self.dst, element(self.dtype))
         if (self.residual is not None) != (self.is_requantized and residual is not None):
             rule = "has to be given with a residual of integers, and only then"
-            raise ArgumentError(self.op, "residual", self.residual, rule)
+            raise self._error("residual", rule)
         if self.sum is not None:
             if (self.residual is not None) == is_scaled:
-                raise ArgumentError(self.op, "sum", self.sum, "needs a residual of integers, or scale and shift")
+                raise self._error("sum", "needs a residual of integers, or scale and shift")
             _check_integers(self, "sum", self.sum, element(self.dtype))
         if is_scaled and factors != (shape[1:2], shape[1:2]):
             raise ArgumentError(self.op, "scale", factors, f"has to be ({shape[1]},), with such a shift")
         if self.dtype == "int32" and (residual or is_scaled or not self.activation.is_identity):
             rule = "excludes residual, scale and activation"
-            raise ArgumentError(self.op, "dtype", self.dtype, rule)
+            raise self._error("dtype", rule)
         return shape
 
     def infer_type(
@@ -246,10 +244,10 @@ class Quantized(Op):
     def infer(self, *shapes: Shape) -> Shape:
         if len(self.srcs) not in self.of.inputs:
             rule = f"has to hold one for each of {len(shapes) - len(self.parameters)} inputs"
-            raise ArgumentError(self.op, "srcs", self.srcs, rule)
+            raise self._error("srcs", rule)
         _check_integers(self, "dst", self.dst, element(self.dtype))
         if self.of.on_integers() != "computes":
-            raise ArgumentError(self.op, "of", self.of, "moves integers without change, and takes no quantization")
+            raise self._error("of", "moves integers without change, and takes no quantization")
         return self.of.infer(*shapes)
 
     def infer_type(self, *types: ElementType) -> ElementType:

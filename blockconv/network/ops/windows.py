@@ -60,7 +60,7 @@ class Weighted(Op):
 
     def __post_init__(self) -> None:
         if (whole(self.groups) or 0) < 1:
-            raise ArgumentError(self.op, "groups", self.groups, "has to be an int of at least 1")
+            raise self._error("groups", "has to be an int of at least 1")
 
     def problem(self, src: Shape, wei: Shape) -> Any:
         """The problem that kernels are chosen for."""
@@ -142,7 +142,7 @@ class IntegerConvolution(Convolution):
         shape = super().checked_shape(src, wei, bias, residual)
         self.wei.check(self.op, "wei", "int8", shape[1])
         if self.wei.zero_point:
-            raise ArgumentError(self.op, "wei", self.wei, "has to have zero point 0")
+            raise self._error("wei", "has to have zero point 0")
         return shape
 
     def check_integers(
@@ -191,7 +191,7 @@ class Conv2d(Convolution):
         self, src: ElementType, residual: ElementType | None, wei: ElementType, bias: ElementType | None
     ) -> ElementType:
         if self.dtype is not None and not src.is_half:
-            raise ArgumentError(self.op, "dtype", self.dtype, f"is for 16-bit inputs, and the input is {src}")
+            raise self._error("dtype", f"is for 16-bit inputs, and the input is {src}")
         self.check_types(src, residual, wei, bias)
         dst = src if self.dtype is None else element(self.dtype)
         check_type(self, "residual", residual or dst, dst.name)
