@@ -13,7 +13,18 @@ from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import PLAIN, Quantization, Quantizations, Requantization, are_small
-from blockconv.core.types import BYTES, FLOATS, NIBBLES, Array, ElementType, Types, as_float, element, is_quantized
+from blockconv.core.types import (
+    BYTES,
+    FLOATS,
+    NIBBLES,
+    Array,
+    ArrayDtype,
+    ElementType,
+    Types,
+    as_float,
+    element,
+    is_quantized,
+)
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.packing import activation_block, pack_bias
 from blockconv.dispatch.quantizing import check_sums, epilogue_block, epilogue_of, quantized_bias
@@ -116,7 +127,7 @@ class Arithmetic:
             raise ArgumentError(self.op, "rounding", rounding, f"has to be one of {', '.join(_ROUNDING)}")
         return _ROUNDING[rounding]
 
-    def _out_dtype(self) -> np.dtype[Any] | str | None:
+    def _out_dtype(self) -> ArrayDtype | None:
         """The requested one, checked."""
         if self.options.out_dtype is None:
             return None
@@ -162,7 +173,7 @@ class Arithmetic:
 
     # -- types
 
-    def dst(self, src: np.dtype[Any] | str) -> np.dtype[Any] | str:
+    def dst(self, src: ArrayDtype) -> ArrayDtype:
         """The output's dtype for a source of this dtype."""
         options = self.options
         if self.is_float:
@@ -211,7 +222,7 @@ class Arithmetic:
             if reason:
                 raise LayoutError(self.op, name, str(layout), reason, "give it in NCHW64")
 
-    def check_residual(self, dtype: Any, dst: np.dtype[Any] | str) -> None:
+    def check_residual(self, dtype: Any, dst: ArrayDtype) -> None:
         """Raise unless a residual of this dtype can be added to an output of that one."""
         given = self.options.residual_quantization
         if not is_quantized(dst):
@@ -251,7 +262,7 @@ class Arithmetic:
         form: WeightForm,
         weight: Array,
         bias: Array | None,
-        residual: np.dtype[Any] | str | None,
+        residual: ArrayDtype | None,
     ) -> tuple[Array, Array]:
         """The kernel's operands besides weights: biases, with any scales after them, and the epilogue's parameters.
 

@@ -15,7 +15,7 @@ from blockconv.api.frame import Call, Computation, Frame, Result, check_alike, c
 from blockconv.core.checks import Shape, check_flag, check_same, checked_groups, checked_number, read_sizes, whole
 from blockconv.core.eltwise_problem import BatchNormProblem, GroupNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, raised_by
-from blockconv.core.interop import as_numpy, like_any
+from blockconv.core.interop import as_numpy, like, like_any
 from blockconv.core.layout import Layout
 from blockconv.core.types import Types, element
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
@@ -486,7 +486,7 @@ def _results(given: tuple[Any, ...], first: Any, others: Iterable[Any], out: Any
     if out is None and isinstance(given[0], BlockedArray):
         out = first
     elif out is None:
-        out = like_any(given[:1], first.reshape(np.shape(given[0])))
+        out = like(given[0], first.reshape(np.shape(given[0])))
     a, b = (like_any(given, each) for each in others)
     return out, a, b
 

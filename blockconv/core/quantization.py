@@ -12,7 +12,7 @@ import numpy.typing as npt
 from blockconv.core.activation import Activation, ActivationKind
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
-from blockconv.core.types import Array, ElementType, Types, element
+from blockconv.core.types import Array, ArrayDtype, ElementType, Types, element
 
 
 class Quantization:
@@ -67,7 +67,7 @@ class Quantization:
     def _key(self) -> tuple[Any, ...]:
         return self.scale.shape, self.scale.tobytes(), self.zero_point
 
-    def check(self, op: str, argument: str, dtype: np.dtype[Any] | str, channels: int | None = None) -> None:
+    def check(self, op: str, argument: str, dtype: ArrayDtype, channels: int | None = None) -> None:
         """Raise ArgumentError unless it fits an array of `dtype`.
 
         op, argument: the names for the error.

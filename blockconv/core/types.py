@@ -28,6 +28,7 @@ LIGHT = 1 << 17
 _PACKED = 15  # in a code, in place of an itemsize: two elements share a byte
 
 Array = npt.NDArray[Any]
+ArrayDtype = np.dtype[Any] | str  # of a BlockedArray: NumPy's, or the name of packed integers
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -103,7 +104,7 @@ class ElementType:
         return numpy_dtype(self.unpacked.name)
 
     @functools.cached_property
-    def array_dtype(self) -> np.dtype[Any] | str:
+    def array_dtype(self) -> ArrayDtype:
         """As a `BlockedArray` of such elements has it: NumPy's, or the name of packed integers."""
         return self.name if self.is_packed else self.dtype
 
@@ -162,7 +163,7 @@ def is_quantized(dtype: object) -> bool:
     return dtype in NIBBLES if isinstance(dtype, str) else dtype in BYTES
 
 
-def as_float(argument: str, dtype: npt.DTypeLike | str) -> str:
+def as_float(argument: str, dtype: npt.DTypeLike) -> str:
     """The remedy for an argument of integers that no kernel takes; "" for other types."""
     try:
         found = np.dtype(dtype)

@@ -18,7 +18,7 @@ from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.files import as_path, reading, replacing
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, read_layout, row_major
-from blockconv.core.types import NIBBLES, Array, Types, element, numpy_dtype
+from blockconv.core.types import NIBBLES, Array, ArrayDtype, Types, element, numpy_dtype
 from blockconv.dispatch.selection import Ends, reorder_program
 from blockconv.runtime import address_of, aligned_empty, get_num_threads
 
@@ -54,7 +54,7 @@ class BlockedArray:
         layout: Layout | str,
         shape: Sequence[int],
         *,
-        dtype: npt.DTypeLike | str | None = None,
+        dtype: npt.DTypeLike | None = None,
         zero_point: int = 0,
     ) -> None:
         self.layout = read_layout("BlockedArray", "layout", layout)
@@ -65,7 +65,7 @@ class BlockedArray:
             rule = "has to be a NumPy array without a mask"
             raise ArgumentError("BlockedArray", "storage", type(storage).__name__, rule, "see to_layout")
         named = storage.dtype if dtype is None else checked_dtype("BlockedArray", dtype)
-        self.dtype: np.dtype[Any] | str = named
+        self.dtype: ArrayDtype = named
         if isinstance(named, str):
             wanted = (-(-math.prod(wanted) // 2),)
             require_dtype("BlockedArray", "storage", storage.dtype, np.dtype(np.uint8))
@@ -197,7 +197,7 @@ def _rebuild(storage: Array, tag: str, shape: Shape, dtype: str | None, zero_poi
 
 
 def empty(
-    shape: Sequence[int], layout: Layout | str, dtype: npt.DTypeLike | str = np.float32, zero_point: int = 0
+    shape: Sequence[int], layout: Layout | str, dtype: npt.DTypeLike = np.float32, zero_point: int = 0
 ) -> BlockedArray:
     """A BlockedArray with uninitialised storage, aligned to 128 bytes, to pass as ``out=``.
 
@@ -222,7 +222,7 @@ def empty(
     return made
 
 
-def allocate(shape: Shape, layout: Layout, dtype: np.dtype[Any] | str, zero_point: int = 0) -> BlockedArray:
+def allocate(shape: Shape, layout: Layout, dtype: ArrayDtype, zero_point: int = 0) -> BlockedArray:
     """`empty` for arguments that are known to be right, in a quarter of its time: what a kernel is about to write."""
     nbytes, stored, held = storage_for(layout, shape, dtype)
     made = object.__new__(BlockedArray)
@@ -235,7 +235,7 @@ def to_layout(
     x: BlockedArray | npt.ArrayLike,
     layout: Layout | str,
     *,
-    dtype: npt.DTypeLike | str | None = None,
+    dtype: npt.DTypeLike | None = None,
     axes: Layout | str | None = None,
     out: BlockedArray | None = None,
 ) -> BlockedArray:
@@ -430,7 +430,7 @@ PACKED = {name: element(name).dtype for name in NIBBLES}  # two values a byte, a
 
 
 @functools.lru_cache(maxsize=4096)
-def storage_for(layout: Layout, shape: Shape, dtype: np.dtype[Any] | str) -> tuple[int, Shape, np.dtype[Any]]:
+def storage_for(layout: Layout, shape: Shape, dtype: ArrayDtype) -> tuple[int, Shape, np.dtype[Any]]:
     """(bytes, shape, dtype) of a storage."""
     nbytes = element(dtype).nbytes(layout.size(shape))
     check_bytes("BlockedArray", "shape", shape, nbytes)
@@ -447,7 +447,7 @@ def checked_shape(op: str, shape: Sequence[int]) -> Shape:
     return sizes
 
 
-def checked_dtype(op: str, dtype: npt.DTypeLike | str) -> np.dtype[Any] | str:
+def checked_dtype(op: str, dtype: npt.DTypeLike) -> ArrayDtype:
     """The dtype of that name; "int4" and "uint4" stay strings."""
     if isinstance(dtype, str) and dtype in PACKED:
         return dtype
@@ -471,14 +471,12 @@ def require_rank(op: str, layout: Layout, what: str, ndim: int) -> None:
         raise LayoutError(op, "layout", str(layout), f"has {layout.ndim} dimensions, and the {what} has {ndim}")
 
 
-def require_dtype(op: str, argument: str, found: np.dtype[Any] | str, wanted: np.dtype[Any] | str) -> None:
+def require_dtype(op: str, argument: str, found: ArrayDtype, wanted: ArrayDtype) -> None:
     if isinstance(found, str) != isinstance(wanted, str) or found != wanted:
         raise DtypeError(op, argument, str(found), f"has to have dtype {wanted}")
 
 
-def check_out(
-    op: str, out: Any, kind: type[Any], shape: Shape, dtype: np.dtype[Any] | str, layout: Layout | None
-) -> None:
+def check_out(op: str, out: Any, kind: type[Any], shape: Shape, dtype: ArrayDtype, layout: Layout | None) -> None:
     """Raise unless `out` is a writeable array of this kind, shape, dtype and (for a BlockedArray) layout."""
     if not isinstance(out, kind):
         raise ArgumentError(op, "out", type(out).__name__, f"has to be a {kind.__name__}, like the input")
@@ -498,7 +496,7 @@ def check_alias(op: str, src: Array, dst: Array, what: str) -> None:
         raise ArgumentError(op, "out", dst, f"must not overlap the {what}", "give another array")
 
 
-def checked_zero_point(zero_point: int, dtype: np.dtype[Any] | str) -> int:
+def checked_zero_point(zero_point: int, dtype: ArrayDtype) -> int:
     low, high = element(dtype).bounds if isinstance(dtype, str) or dtype.kind in "iu" else (0, 0)
     try:
         value = operator.index(zero_point)

@@ -13,7 +13,7 @@ from blockconv.core.checks import Shape
 from blockconv.core.errors import NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, row_major
-from blockconv.core.types import Array
+from blockconv.core.types import Array, ArrayDtype
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.network.graph import elements_of
 from blockconv.network.ops.rule import Tensor
@@ -36,7 +36,7 @@ class End(NamedTuple):
     """
 
     tensor: Tensor
-    dtype: np.dtype[Any] | str
+    dtype: ArrayDtype
     layout: Layout
     stored: Shape
     held: np.dtype[Any]

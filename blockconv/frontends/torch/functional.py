@@ -15,7 +15,7 @@ import torch
 
 from blockconv.core.activation import ACTIVATIONS as DEFINITIONS
 from blockconv.core.activation import activation as read_activation
-from blockconv.core.checks import check_flag, checked_number
+from blockconv.core.checks import check_flag, check_same, checked_number
 from blockconv.core.errors import ArgumentError, raised_by
 from blockconv.dispatch.boundary import output_paddings, pair, read_window
 from blockconv.frontends.torch.library import calls
@@ -75,9 +75,7 @@ def conv2d(
     y = y if input.dim() == 4 else y.squeeze(0)
     if residual is not None:
         _check_rank("conv2d", "residual", residual, (3, 4), "of the output's shape")
-        if residual.shape != y.shape:
-            rule = f"has to have the output's shape, {tuple(y.shape)}"
-            raise ArgumentError("conv2d", "residual", tuple(residual.shape), rule)
+        check_same("conv2d", "residual", tuple(residual.shape), tuple(y.shape), "the output")
         y = y + residual.to(y.dtype)
     return y if activation is None else _activated(y, activation)
 

@@ -64,23 +64,17 @@ class Pixels(NamedTuple):
     pixels: int
 
 
-def packing_of(
-    strides: Geometry, src: ElementType, packed: ElementType, lanes: int, step: int, width: int = 0
-) -> PixelPacking:
+def packing_of(strides: Geometry, src: ElementType, packed: ElementType, lanes: int, step: int) -> PixelPacking:
     """The packing of an array with these strides, by at most so many lanes.
 
-    step: columns from a packed pixel to the next. width: channels of a packed pixel, if they are known.
+    step: columns from a packed pixel to the next.
     """
-    contiguous, narrow = int(strides.channel == src.itemsize and strides.length > 1), 0
+    contiguous = int(strides.channel == src.itemsize and strides.length > 1)
     if strides.length == 1 and strides.col == src.itemsize and step <= 2:
         contiguous = 1 + step
-    if contiguous > 1:
-        narrow = width if width < lanes and width & (width - 1) == 0 else 0
-    elif width:
-        lanes = min(lanes, 1 << (width - 1).bit_length())
     # Vectors are made of blocks, where these are smaller.
     joins = contiguous == 1 and strides.length < lanes and lanes % strides.length == 0
-    return PixelPacking(src.code, packed.code, lanes, contiguous, strides.length if joins else 0, narrow)
+    return PixelPacking(src.code, packed.code, lanes, contiguous, strides.length if joins else 0)
 
 
 def pixel_packer(how: PixelPacking):

@@ -124,11 +124,10 @@ def _why_not_wide(b: PoolBlocking) -> Reason | None:
     return None if inner >= lanes else f"a pixel of {b.src} has {inner} elements here, fewer than a vector's {lanes}"
 
 
-def _why_not_narrow(b: PoolBlocking, most: int | None = None) -> Reason | None:
-    """most: elements of a pixel; by default fewer than a vector's."""
-    inner, most = b.view.inner, most or b.lanes - 1
-    if inner > most:
-        return f"a pixel of {b.src} has {inner} elements here, more than {most}"
+def _why_not_narrow(b: PoolBlocking) -> Reason | None:
+    """For kernels of pixels with fewer elements than a vector."""
+    if b.view.inner >= b.lanes:
+        return f"a pixel of {b.src} has {b.view.inner} elements here, more than {b.lanes - 1}"
     return None if b.has_contiguous_pixels else f"the pixels of a row are not contiguous in {b.src}"
 
 

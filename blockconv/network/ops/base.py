@@ -32,6 +32,7 @@ from blockconv.network.ops.rule import (
 T = TypeVar("T")
 ANY = 1 << 30  # more inputs than a node may have
 OUTPUT = -1  # among a kernel's buffers: what a node writes; the k-th result beside it is OUTPUT - 1 - k
+Buffers = list[int | Array | None]  # a kernel's: numbers of inputs, `OUTPUT`, arrays, or None for none
 Further = tuple[tuple[Shape | None, ElementType], ...]  # results beside an output; None: of the output's shape
 
 
@@ -153,7 +154,7 @@ class Op(Record):
         """The shapes and types of further results. `compute` then returns a tuple."""
         return ()
 
-    def buffers(self, count: int) -> list[int | Array | None] | None:
+    def buffers(self, count: int) -> Buffers | None:
         """A kernel's buffers before its memory, for so many inputs: their numbers, `OUTPUT`, arrays, or None for none.
 
         None: the inputs, the parameters, the output.

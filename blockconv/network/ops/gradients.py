@@ -13,7 +13,7 @@ import numpy as np
 from blockconv.core.checks import Pair, Shape, check_same
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import FLOATS, Array, ElementType, Types, element
-from blockconv.network.ops.base import OUTPUT, Further, Op, Trained
+from blockconv.network.ops.base import OUTPUT, Buffers, Further, Op, Trained
 from blockconv.network.ops.rule import Layouts, Requests, Site, View
 from blockconv.network.ops.windows import AdaptivePool2d, Conv2d, ConvTranspose2d, Pool2d, framed_image, taps_of
 
@@ -87,7 +87,7 @@ class FlowingConv2d(_OfWeights):
     packs = True
 
     def row_op(self) -> str:
-        return "conv2d" if isinstance(self.of, Conv2d) else "conv2d_backward_data"
+        return self.of.row_op()
 
     def problem(self, *shapes: Shape) -> Any:
         return self.of.problem(*shapes[:2])
@@ -100,9 +100,8 @@ class FlowingConv2d(_OfWeights):
         return src
 
     def compute(self, src: Array, wei: Array, bias: Array | None) -> Array:
-        if isinstance(self.of, Conv2d):
-            return self.of.compute(src, None, wei, bias)
-        return self.of.compute(src, wei, bias)
+        of: Any = self.of
+        return np.asarray(of.compute(*of.operands([src], [wei, bias])))
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return (src, self.weights, row_major(1))[: len(site.inputs)]
@@ -135,7 +134,7 @@ class Conv2dBackwardWeights(_OfWeights):
     def further(self, site: Site) -> Further:
         return (((site.inputs[1].shape[1],), site.output.type),) * self.bias
 
-    def buffers(self, count: int) -> list[int | Array | None]:
+    def buffers(self, count: int) -> Buffers:
         return [0, 1, OUTPUT, OUTPUT - 1 if self.bias else None]
 
     def compute(self, src: Array, grad: Array) -> Any:
@@ -174,7 +173,7 @@ class MaxPool2dIndices(Trained):
     def further(self, site: Site) -> Further:
         return ((None, element("int64")),)
 
-    def buffers(self, count: int) -> list[int | Array | None]:
+    def buffers(self, count: int) -> Buffers:
         return [0, OUTPUT, OUTPUT - 1]
 
     def compute(self, src: Array) -> Any:
@@ -206,7 +205,7 @@ class PoolBackward(Trained):
         check_same(self.op, "grad", grad, problem.src_shape, "the output")
         return problem
 
-    def buffers(self, count: int) -> list[int | Array | None]:
+    def buffers(self, count: int) -> Buffers:
         return [0, OUTPUT, 1 if count > 1 else None]
 
     def compute(self, grad: Array, indices: Array | None) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 
 from blockconv.core.eltwise_problem import BatchNormProblem, GroupNormProblem
 from blockconv.core.types import FLOATS, Array
-from blockconv.network.ops.base import OUTPUT, Further, Scaled, Trained
+from blockconv.network.ops.base import OUTPUT, Buffers, Further, Scaled, Trained
 from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reads, Site, same_pixels
 
 __all__ = ["BatchNorm", "BatchNormBackward", "GroupNorm", "GroupNormBackward", "GroupNormTraining"]
@@ -73,7 +73,7 @@ class BatchNorm(Trained):
     def further(self, site: Site) -> Further:
         return _by_channel(site) * (2 if self.running else 1)
 
-    def buffers(self, count: int) -> list[int | Array | None]:
+    def buffers(self, count: int) -> Buffers:
         numbers = np.array([self.momentum, self.low, self.high])
         running = (3, 4, OUTPUT - 3, OUTPUT - 4) if self.running else (None,) * 4
         residual = count - 1 if self.residual else None
@@ -110,7 +110,7 @@ class BatchNormBackward(Trained):
     def further(self, site: Site) -> Further:
         return _by_channel(site)
 
-    def buffers(self, count: int) -> list[int | Array | None]:
+    def buffers(self, count: int) -> Buffers:
         return [*range(6), OUTPUT, OUTPUT - 1, OUTPUT - 2, np.array([0.0, self.low, self.high])]
 
     def compute(self, src: Array, grad: Array, *given: Array) -> Any:
@@ -143,7 +143,7 @@ class GroupNormTraining(Trained, GroupNorm):
         src = site.inputs[0]
         return (((src.shape[0], self.groups), src.type.computed),) * 2
 
-    def buffers(self, count: int) -> list[int | Array | None]:
+    def buffers(self, count: int) -> Buffers:
         return [0, 1, 2, OUTPUT, OUTPUT - 1, OUTPUT - 2]
 
     def compute(self, src: Array, *factors: Array) -> Any:
@@ -169,7 +169,7 @@ class GroupNormBackward(Trained):
     def further(self, site: Site) -> Further:
         return _by_channel(site)
 
-    def buffers(self, count: int) -> list[int | Array | None]:
+    def buffers(self, count: int) -> Buffers:
         return [*range(5), OUTPUT, OUTPUT - 1, OUTPUT - 2]
 
     def compute(self, src: Array, grad: Array, scale: Array, mean: Array, inverse: Array) -> Any:

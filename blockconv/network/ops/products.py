@@ -1,7 +1,5 @@
 """Products of values that all flow."""
 
-from typing import Any
-
 import numpy as np
 
 from blockconv.core.product_problem import AttentionProblem, MatMulProblem, Order
@@ -12,22 +10,14 @@ from blockconv.network.ops.base import RowMajor
 __all__ = ["Attention", "MatMul"]
 
 
-class _Product(RowMajor):
-    """The base of products."""
-
-    takes = FLOATS
-
-    def options(self) -> dict[str, Any]:
-        return {}
-
-
-class MatMul(_Product):
+class MatMul(RowMajor):
     """a @ b, matrices whose other axes broadcast as NumPy's. Either may be a constant.
 
     orders: those of the axes of a, b and the result, as `Transpose` has them, or None; see `MatMulProblem`.
     """
 
     solves = MatMulProblem
+    takes = FLOATS
     inputs = range(2, 3)
     orders: tuple[Order, ...] = (None, None, None)
 
@@ -36,7 +26,7 @@ class MatMul(_Product):
         return _ordered(np.asarray(a @ b), self.orders[-1])
 
 
-class Attention(_Product):
+class Attention(RowMajor):
     """softmax(scale * (a @ b) + mask) @ c.
 
     inputs: a, b, c, and perhaps the mask, which broadcasts to a @ b.
@@ -49,6 +39,7 @@ class Attention(_Product):
     """
 
     solves = AttentionProblem
+    takes = FLOATS
     inputs = range(3, 5)
     scale: float = 1.0
     causal: bool = False

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout
-from blockconv.core.types import ElementType
+from blockconv.core.types import ArrayDtype, ElementType
 
 Layouts = tuple[Layout, ...]
 
@@ -30,7 +28,7 @@ class Tensor:
     type: ElementType
 
     @property
-    def dtype(self) -> np.dtype[Any] | str:
+    def dtype(self) -> ArrayDtype:
         """The type as a BlockedArray's dtype: NumPy's, or "int4" or "uint4", two to a byte."""
         return self.type.array_dtype
 
