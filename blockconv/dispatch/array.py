@@ -277,11 +277,7 @@ def to_layout(
         src = x
     else:
         src = entered("to_layout", "x", _logical(as_numpy(x, "to_layout", "x", kept=True), axes), 0, given)
-    wanted = src.dtype if dtype is None else checked_dtype("to_layout", dtype)
-    if wanted != src.dtype and not {str(src.dtype), str(wanted)} <= set(CONVERTED):
-        rule = f"x is {src.dtype}, and only {', '.join(CONVERTED)} convert to each other"
-        remedy = "for integers call quantize_linear or dequantize_linear"
-        raise DtypeError("to_layout", "dtype", str(wanted), rule, remedy)
+    wanted = src.dtype if dtype is None else _converted(src.dtype, dtype)
     require_rank("to_layout", target, "array", src.ndim)
     if out is None:
         if src.layout == target and src.dtype == wanted:
@@ -458,6 +454,16 @@ def checked_dtype(op: str, dtype: npt.DTypeLike) -> ArrayDtype:
 
 
 CONVERTED = ("float32", "bfloat16", "float16")  # what becomes each other as it is reordered
+
+
+def _converted(src: ArrayDtype, dtype: npt.DTypeLike) -> ArrayDtype:
+    """The dtype that elements of `src` are to become. Raises DtypeError for one that they cannot."""
+    wanted = checked_dtype("to_layout", dtype)
+    if wanted != src and not {str(src), str(wanted)} <= set(CONVERTED):
+        rule = f"x is {src}, and only {', '.join(CONVERTED)} convert to each other"
+        remedy = "for integers call quantize_linear or dequantize_linear"
+        raise DtypeError("to_layout", "dtype", str(wanted), rule, remedy)
+    return wanted
 
 
 def require_movable(op: str, argument: str, dtype: np.dtype[Any]) -> None:
