@@ -107,7 +107,10 @@ class CheckedConvolution:
         check_zero_point(self._op, self._given, x.zero_point, self._options.input_quantization)
         shape = problem.dst_shape if x.shape[1] else (problem.n, 0, problem.oh, problem.ow)
         if residual is not None:
-            self._check_residual(residual, shape, types)
+            check_same(self._op, "residual", residual.shape, shape, "the output")
+            arithmetic.check_residual(residual.dtype, types.dst.array_dtype)
+            given = self._options.residual_quantization
+            check_zero_point(self._op, "residual", residual.zero_point, given)
         found: _Prepared | None = None
         derive: Derive | None = None
         beside: dict[str, Any] | None = None
@@ -131,13 +134,6 @@ class CheckedConvolution:
             derive=derive,
             beside=beside,
         )
-
-    # -- what is read and written
-
-    def _check_residual(self, residual: BlockedArray, shape: Shape, types: Types) -> None:
-        check_same(self._op, "residual", residual.shape, shape, "the output")
-        self.arithmetic.check_residual(residual.dtype, types.dst.array_dtype)
-        check_zero_point(self._op, "residual", residual.zero_point, self._options.residual_quantization)
 
     def _problem(self, shape: Shape) -> Conv2dProblem:
         oc, per_group, kh, kw = self.weight.shape

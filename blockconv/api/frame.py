@@ -331,7 +331,9 @@ class Frame:
             final = first.layout if call.is_blocked else call.arrays[self._names[0]].layout
         final = None if final is target.layout else final
         if written is not None:
-            self._check_out(call, written[None] if is_one else written, target, final or target.layout)
+            is_blocked, out = call.is_blocked and not target.is_plain, written[None] if is_one else written
+            kind, layout = (BlockedArray, final or target.layout) if is_blocked else (np.ndarray, None)
+            check_out(self.op, out, kind, target.shape, target.dtype, layout, target.zero_point)
         copies = _copied(call, solution, arrays)
         results = [f"out{k}" if k else "out" for k in range(len(solution.results))]
         names = [*self._names, *results, *self._beside, *solution.derived]
@@ -352,14 +354,6 @@ class Frame:
             room=room,
             others=tuple(others),
         )
-
-    def _check_out(self, call: Call, out: Any, target: Result, layout: Layout | None) -> None:
-        """Raise ArgumentError unless the first result fits into `out`."""
-        is_blocked = call.is_blocked and not target.is_plain
-        kind = BlockedArray if is_blocked else np.ndarray
-        check_out(self.op, out, kind, target.shape, target.dtype, layout if is_blocked else None)
-        if is_blocked and out.zero_point != target.zero_point:
-            raise ArgumentError(self.op, "out", out, f"has to have the output's zero point, {target.zero_point}")
 
     def _finish(self, bound: Bound, made: list[Any], given: tuple[Any, ...], written: Any, out: Any) -> list[Any]:
         """The results as the caller gets them: in its layout, and of its kind."""

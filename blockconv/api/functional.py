@@ -259,7 +259,7 @@ def explain(
         raise ArgumentError("explain", "problem", problem, rule, remedy)
     if not isinstance(machine, (str, os.PathLike, type(None))):
         raise ArgumentError("explain", "machine", machine, "has to be the name or the path of a profile, or None")
-    types = _types("explain", isinstance(problem, Conv2dProblem), dtype)
+    types = _types(isinstance(problem, Conv2dProblem), dtype)
     if isinstance(problem, ReorderProblem):
         src, dst, types = problem.src, problem.dst, Types.bits(problem.itemsize)
     sources = NATIVE if src is None else [read_layout("explain", "src", src)]
@@ -271,11 +271,11 @@ def explain(
 # ---------------------------------------------------------------- options
 
 
-def _types(function: str, is_convolution: bool, dtype: Any) -> Types:
+def _types(is_convolution: bool, dtype: Any) -> Types:
     try:
         found = Types.all(dtype)
     except TypeError:
-        raise ArgumentError(function, "dtype", dtype, "has to be a NumPy dtype, or the name of one") from None
+        raise ArgumentError("explain", "dtype", dtype, "has to be a NumPy dtype, or the name of one") from None
     for mixed in (Types.quantized(dtype, dtype), Types.converted(dtype, dtype)):
         if is_convolution and mixed in INT4 | INT8 | HALVES:
             return mixed

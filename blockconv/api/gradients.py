@@ -242,7 +242,16 @@ def conv2d_backward_weights(
 
 def _solve_weights(call: Call) -> Computation:
     op, x, y, bias = _WEIGHTS.op, call.arrays["input"], call.arrays["grad"], call.kind
-    problem = _weights_problem(op, x.shape, *call.options)
+    weight_shape, stride, padding, dilation, groups = call.options
+    oc, per_group, *kernel = checked_shape(op, "weight_shape", weight_shape)
+    steps = read_window(op, tuple(kernel), stride, padding, dilation)
+    number = checked_groups(op, "groups", groups, oc, "output ")
+    if x.shape[1] != per_group * number:
+        rule = f"has to be (N, C, H, W) with C = {per_group * number}, which follows from weight_shape and groups"
+        raise ArgumentError(op, "input", x.shape, rule)
+    with raised_by(op):
+        sizes: Any = *x.shape, oc, *kernel, *window_fields(*steps, number)
+        problem = Conv2dBackwardWeightsProblem(*sizes)
     check_same(op, "grad", y.shape, problem.dst_shape, "the output")
     if y.dtype != x.dtype:
         raise DtypeError(op, "grad", str(y.dtype), f"has to have the input's dtype, {x.dtype}")
@@ -261,21 +270,6 @@ def _solve_weights(call: Call) -> Computation:
 
 
 _WEIGHTS = Frame("conv2d_backward_weights", ("input", "grad"), _solve_weights)
-
-
-def _weights_problem(
-    op: str, shape: Shape, weight_shape: Any, stride: Any, padding: Any, dilation: Any, groups: Any
-) -> Conv2dBackwardWeightsProblem:
-    oc, per_group, kh, kw = checked_shape(op, "weight_shape", weight_shape)
-    strides, pads, dilations = read_window(op, (kh, kw), stride, padding, dilation)
-    number = checked_groups(op, "groups", groups, oc, "output ")
-    n, channels, ih, iw = shape
-    if channels != per_group * number:
-        rule = f"has to be (N, C, H, W) with C = {per_group * number}, which follows from weight_shape and groups"
-        raise ArgumentError(op, "input", shape, rule)
-    with raised_by(op):
-        fields = window_fields(strides, pads, dilations, number)
-        return Conv2dBackwardWeightsProblem(n, channels, ih, iw, oc, kh, kw, *fields)
 
 
 def checked_shape(op: str, argument: str, shape: Any) -> Shape:

@@ -29,7 +29,7 @@ from blockconv.core.checks import (
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import with_gradient
 from blockconv.core.layout import Layout
-from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKind, window_fields
+from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, window_fields
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import NIBBLES, Types, is_quantized
 from blockconv.dispatch.array import BlockedArray
@@ -58,8 +58,8 @@ def _avg_problem(
     if divisor is not None and (whole(divisor) in (None, 0) or abs(divisor) > MOST_EXTENT):
         raise ArgumentError(op, "divisor_override", divisor, "has to be None, or an int of at most 2^31, and not zero")
     counts = check_flag(op, "count_include_pad", count_include_pad)
-    kind: PoolKind = "avg_include_padding" if counts else "avg_exclude_padding"
-    return Pool2dProblem(kind, *shape, *_windows(op, kernel, stride, padding, (1, 1), ceil_mode, divisor))
+    windows = _windows(op, kernel, stride, padding, (1, 1), ceil_mode, divisor)
+    return Pool2dProblem("avg_include_padding" if counts else "avg_exclude_padding", *shape, *windows)
 
 
 def _windows(op: str, kernel_size: Any, stride: Any, padding: Any, dilation: Pair, *rest: Any) -> Any:

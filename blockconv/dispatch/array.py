@@ -284,9 +284,7 @@ def to_layout(
             return src
         out = empty(src.shape, target, wanted, src.zero_point)
     else:
-        check_out("to_layout", out, BlockedArray, src.shape, wanted, target)
-        if out.zero_point != src.zero_point:
-            raise ArgumentError("to_layout", "out", out, f"has to have the source's zero point, {src.zero_point}")
+        check_out("to_layout", out, BlockedArray, src.shape, wanted, target, src.zero_point)
         check_alias("to_layout", src.storage, out.storage, "source")
     reorder_into(src, out)
     return out
@@ -482,14 +480,18 @@ def require_dtype(op: str, argument: str, found: ArrayDtype, wanted: ArrayDtype)
         raise DtypeError(op, argument, str(found), f"has to have dtype {wanted}")
 
 
-def check_out(op: str, out: Any, kind: type[Any], shape: Shape, dtype: ArrayDtype, layout: Layout | None) -> None:
-    """Raise unless `out` is a writeable array of this kind, shape, dtype and (for a BlockedArray) layout."""
+def check_out(
+    op: str, out: Any, kind: type[Any], shape: Shape, dtype: ArrayDtype, layout: Layout | None, zero_point: int
+) -> None:
+    """Raise unless `out` is a writeable array of this kind, shape, dtype; a BlockedArray of layout and zero point."""
     if not isinstance(out, kind):
         raise ArgumentError(op, "out", type(out).__name__, f"has to be a {kind.__name__}, like the input")
     check_same(op, "out", out, shape)
     require_dtype(op, "out", out.dtype, dtype)
     if layout is not None and out.layout != layout:
         raise LayoutError(op, "out", out, f"has to be in {layout}")
+    if layout is not None and out.zero_point != zero_point:
+        raise ArgumentError(op, "out", out, f"has to have the output's zero point, {zero_point}")
     flags = (out.storage if kind is BlockedArray else out).flags
     if not flags.writeable or not flags.aligned:
         raise ArgumentError(op, "out", out, "has to be writeable and aligned to its elements")

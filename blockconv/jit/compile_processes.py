@@ -116,8 +116,13 @@ def _is_python() -> bool:
 
 def _start(kernels: Sequence[jit.Wanted]) -> subprocess.Popen[bytes]:
     """Start a child on its share, which a file holds: it may be longer than a pipe takes, or a command line."""
+    own = {
+        "path": _import_path(_ORIGIN.parents[1]),
+        "dont_write_bytecode": sys.dont_write_bytecode,
+        "pycache_prefix": sys.pycache_prefix,
+    }
     with tempfile.TemporaryFile() as given:
-        given.write(json.dumps(_job(kernels)).encode())
+        given.write(json.dumps({"sys": own, "package": str(_ORIGIN), "kernels": kernels}).encode())
         given.seek(0)
         return subprocess.Popen(
             [sys.executable, "-I", "-c", _CHILD],
@@ -126,15 +131,6 @@ def _start(kernels: Sequence[jit.Wanted]) -> subprocess.Popen[bytes]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
-
-
-def _job(kernels: Sequence[jit.Wanted]) -> dict[str, object]:
-    own = {
-        "path": _import_path(_ORIGIN.parents[1]),
-        "dont_write_bytecode": sys.dont_write_bytecode,
-        "pycache_prefix": sys.pycache_prefix,
-    }
-    return {"sys": own, "package": str(_ORIGIN), "kernels": list(kernels)}
 
 
 def _import_path(library: Path) -> list[str]:

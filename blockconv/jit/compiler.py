@@ -61,14 +61,6 @@ def _machine():
     )
 
 
-def _optimise(module, unroll: bool) -> None:
-    options = llvm.create_pipeline_tuning_options()
-    options.speed_level = 3
-    options.loop_vectorization, options.slp_vectorization, options.loop_unrolling = True, False, unroll
-    builder = llvm.create_pass_builder(_machine(), options)
-    builder.getModulePassManager().run(module, builder)
-
-
 @garbage_at_the_end()
 def generate(name: str, body: Callable[[int, int, int, int], None], unroll: bool = False) -> Code:
     """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`.
@@ -81,7 +73,11 @@ def generate(name: str, body: Callable[[int, int, int, int], None], unroll: bool
 @ieee
 def _generate(name: str, body: Callable[[int, int, int, int], None], unroll: bool) -> Code:
     module = llvm.parse_assembly(lower(name, body))
-    _optimise(module, unroll)
+    options = llvm.create_pipeline_tuning_options()
+    options.speed_level = 3
+    options.loop_vectorization, options.slp_vectorization, options.loop_unrolling = True, False, unroll
+    builder = llvm.create_pass_builder(_machine(), options)
+    builder.getModulePassManager().run(module, builder)
     return Code(module)
 
 
