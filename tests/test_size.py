@@ -36,7 +36,7 @@ PUBLIC = {
 
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
-    ".": 2_701, "_pyinstaller": 53, "api": 18_521, "cli": 5_767, "core": 26_957, "dispatch": 16_728, "eager": 0,
+    ".": 2_701, "_pyinstaller": 53, "api": 18_521, "cli": 5_767, "core": 26_950, "dispatch": 16_728, "eager": 0,
     "frontends": 11, "frontends/onnx": 43_549, "frontends/torch": 42_223, "jit": 16_889, "kernels": 6_074,
     "kernels/axis": 1_186, "kernels/common": 35_220, "kernels/conv": 39_101, "kernels/depthwise": 29_798,
     "kernels/dynamic": 1_627, "kernels/eltwise": 4_602, "kernels/indexed": 2_366, "kernels/norm": 8_982,

@@ -22,8 +22,8 @@ class Record:
     op: the op's name, an attribute of each class.
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         dataclass(frozen=True)(cls)
 
     def _error(self: Any, name: str, rule: str, remedy: str = "") -> ArgumentError:
