@@ -269,3 +269,5 @@ INT4 = frozenset(
 )
 # The types of convolutions of 16-bit floats.
 HALVES = frozenset(Types.converted(src, dst) for src in ("bfloat16", "float16") for dst in (src, "float32"))
+# The names of those of gradients.
+OF_GRADIENTS = frozenset(map(str, (*map(Types.all, FLOATS[:2]), *HALVES)))

@@ -300,8 +300,8 @@ def move(builder, dst, src, nbytes: int, stream: int) -> None:
 
 @emitted
 def store_repeated(builder, dst, value, nbytes: int) -> None:
-    """Write `nbytes` bytes: the low four bytes of `value`, repeated."""
-    store_vector(builder, splat(builder, builder.trunc(value, I32), nbytes // 4), dst)
+    """Write `nbytes` bytes: the low byte of `value`, repeated."""
+    store_vector(builder, splat(builder, builder.trunc(value, I8), nbytes), dst)
 
 
 @emitted

@@ -30,7 +30,9 @@ from blockconv.runtime import Launch
 
 CONVOLUTIONS = ("conv2d", "conv2d_backward_data")
 TRANSPOSABLE = (*CONVOLUTIONS, "pool2d")  # ops that are the same of a transposed image
-WINDOWS = (*TRANSPOSABLE, "pool2d_indices")  # whose kernels address pixels and channels by strides and one block
+WINDOWS = (*TRANSPOSABLE, "pool2d_indices")
+# Ops whose kernels address pixels and channels by strides and one block.
+STRIDED = (*WINDOWS, "conv2d_backward_weights", "pool2d_backward")
 
 
 class Transform(NamedTuple):
@@ -213,7 +215,7 @@ class Row:
         """The kernel for a request, or why it does not take it. Whether and how a kernel runs is decided here alone."""
         if not self.takes(request.types):
             return f"does not take {request.types}"
-        if self.op in WINDOWS and not (request.src.is_native and request.dst.is_native):
+        if self.op in STRIDED and not (request.src.is_native and request.dst.is_native):
             other = request.dst if request.src.is_native else request.src
             return f"needs layouts with at most one block, of up to {LARGEST_BLOCK} channels, unlike {other}"
         again = self._rewritten(request, options)

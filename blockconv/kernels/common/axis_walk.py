@@ -163,7 +163,7 @@ class AxisWalk:
                 b.store(begin, slot)
 
         self.each(add, after if partial else None)
-        found = [b.load(slot) for slot in totals or slots]
+        found = v.loaded(totals or slots)
         return found if self.across else [v.fold(value, combine) for value in found]
 
     def sums(self, values: Callable[[At], list[Any]], count: int) -> list[Any]:

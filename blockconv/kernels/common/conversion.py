@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from blockconv.core.types import BITS, ElementType
 from blockconv.jit.arguments import Arguments, group
 from blockconv.jit.ir import const, counted, emitted
+from blockconv.jit.values import truth
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.requantize import QuantizationArguments, quantization_words
 
@@ -55,14 +56,18 @@ def conversion_words(types: tuple[ElementType, ElementType], given) -> Conversio
     return ConversionArguments(src=src, dst=dst)
 
 
+def quantizations_at(address) -> list[Any]:
+    """The addresses of both `QuantizationArguments` of the `ConversionArguments` at this one."""
+    return [address + 8 * ConversionArguments.fields[end].first for end in ("src", "dst")]
+
+
 def read_and_written(builder, src: ElementType, dst: ElementType, lanes: int, address) -> tuple[Floats, Floats]:
     """Code over the elements of a source, and over those of a destination.
 
     address: of their `ConversionArguments`, which integers need.
     """
-    fields = ConversionArguments.fields
-    ends = (address + 8 * fields[end].first for end in ("src", "dst"))
-    v, out = (Floats(builder, type, lanes, words) for type, words in zip((src, dst), ends, strict=True))
+    ends = zip((src, dst), quantizations_at(address), strict=True)
+    v, out = (Floats(builder, type, lanes, words) for type, words in ends)
     return v, out
 
 
@@ -98,7 +103,7 @@ def convert_extents(builder, moved: Moved, lanes: int, one_vector: int, x: Conve
             with long:
                 with counted(builder, builder.sdiv(x.size, const(lanes))) as part:
                     at(vectors, part * lanes, src, dst)
-                with builder.if_then(builder.icmp_signed("!=", builder.srem(x.size, const(lanes)), const(0))):
+                with builder.if_then(truth(builder, builder.srem(x.size, const(lanes)))):
                     at(vectors, x.size - lanes, src, dst)
             with short, counted(builder, x.size) as element:
                 at(one, element, src, dst)

@@ -2,7 +2,7 @@
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import fill_memory, load_i64, move, store_bits, store_repeated
+from blockconv.jit.ir import fill_memory, load_i64, move, store_repeated
 from blockconv.kernels.common.tile import LINE
 
 
@@ -66,23 +66,14 @@ def gather_window(dst, dst_col, src, src_row, src_col, rows, columns, size):
             dst, pixel = dst + dst_col, pixel + src_col
 
 
-def fill_bytes(dst, size, fill):
-    """Write `size` bytes, each as the low byte of `fill`, whose four low bytes are equal."""
-    whole = size & ~3
-    for at in range(0, whole, 4):
-        store_bits(dst + at, fill, 4)
-    for at in range(whole, size):
-        store_bits(dst + at, fill, 1)
-
-
 def fill_pixels(dst, pixels, size, fill):
-    """Fill `size` bytes of each of so many pixels that are neighbours, as `fill_bytes` does."""
+    """Write `size` bytes of each of so many pixels that are neighbours, each as the low byte of `fill`.
+
+    Few of them: the widest stores that divide a pixel take less than a masked one.
+    """
     width = min(64, size & -size)
-    if width < 16:
-        fill_bytes(dst, pixels * size, fill)
-    else:
-        for at in range(0, pixels * size, width):
-            store_repeated(dst + at, fill, width)
+    for at in range(0, pixels * size, width):
+        store_repeated(dst + at, fill, width)
 
 
 class FillArgs(Arguments):

@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from blockconv.core.activation import ActivationKind
 from blockconv.jit.ir import const, constants, counted, join, shuffle, transpose
-from blockconv.jit.values import alloca_once
+from blockconv.jit.values import alloca_once, truth
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import (
@@ -86,7 +86,7 @@ class TileEpilogue:
                 self.divide(accs)
         for row in range(self.tile.rows):
             base = self.out.dst + row * self.out.dst_row
-            values = self.converted([self.b.load(slot) for slot in accs[row * count : (row + 1) * count]])
+            values = self.converted(self.v.loaded(accs[row * count : (row + 1) * count]))
             if planes:
                 self.each_plane(values, base, self.finish_planes)
             else:
@@ -94,7 +94,7 @@ class TileEpilogue:
 
     def finish_bytes(self, accs: list[Any]) -> None:
         """Finish few vectors after the other, so that the registers of the first ones are free for the others."""
-        with self.b.if_else(self.b.icmp_signed("!=", self.out.residual, const(0)), likely=False) as (summed, alone):
+        with self.b.if_else(truth(self.b, self.out.residual), likely=False) as (summed, alone):
             for is_summed, block in ((True, summed), (False, alone)):
                 with block:
                     for row in range(self.tile.rows):
@@ -105,7 +105,7 @@ class TileEpilogue:
         count, base = len(accs) // self.tile.rows, self.out.dst + row * self.out.dst_row
         for first in range(0, count, PARTS):
             slots = accs[row * count : (row + 1) * count][first : first + PARTS]
-            values = [self.b.load(slot) for slot in slots]
+            values = self.v.loaded(slots)
             if is_summed:
                 added = self.load_vectors(self.residual_row(row), row, first, len(slots))
                 values = [self.with_residual(x, value) for x, value in zip(values, added, strict=True)]
@@ -146,8 +146,8 @@ class TileEpilogue:
     def clip(self, slots: list[Any]) -> None:
         """Clip the vectors, if `Output.clips` says so."""
         clips = self.out.clips
-        with self.where(None if clips is None else self.b.icmp_signed("!=", clips, const(0))):
-            for slot, value in zip(slots, self.clipped([self.b.load(slot) for slot in slots]), strict=True):
+        with self.where(None if clips is None else truth(self.b, clips)):
+            for slot, value in zip(slots, self.clipped(self.v.loaded(slots)), strict=True):
                 self.b.store(value, slot)
 
     def clipped(self, values: list[Any]) -> list[Any]:
@@ -157,15 +157,13 @@ class TileEpilogue:
     def activate_in_scratch(self, accs: list[Any]) -> None:
         """Apply a transcendental activation in a loop over the spilled tile: its code stands once, not 28 times."""
         v, scratch = self.v, self.out.scratch
-        for i, slot in enumerate(accs):
-            v.store(self.b.load(slot), scratch + i * v.bytes)
+        v.spill(accs, scratch)
         parameters = list(parameters_at(v, self.out.activation))
         number = ActivationArguments.load(self.b, self.out.activation).number
         with counted(self.b, const(len(accs))) as n:
             at = scratch + n * v.bytes
             v.store(activate(v, v.load(at), number, parameters), at)
-        for i, slot in enumerate(accs):
-            self.b.store(v.load(scratch + i * v.bytes), slot)
+        v.restore(accs, scratch)
 
     def divide(self, slots: list[Any]) -> None:
         """Convert to multiples of the destination's scale, where scales did not do it: see `requantize.py`."""
@@ -229,7 +227,7 @@ class TileEpilogue:
         """
         if not self.v.type.is_float:
             return
-        with self.b.if_then(self.b.icmp_signed("!=", self.out.residual, const(0)), likely=False):
+        with self.b.if_then(truth(self.b, self.out.residual), likely=False):
             count = len(accs) // self.tile.rows
             for row in range(self.tile.rows):
                 slots = accs[row * count : (row + 1) * count]
@@ -303,7 +301,7 @@ class TileEpilogue:
         for slot, plane in zip(slots, transpose(b, padded, lanes, lanes), strict=True):
             b.store(plane, slot)
         if self.finishes_planes:
-            with b.if_then(b.icmp_signed("!=", self.out.residual, const(0)), likely=False):
+            with b.if_then(truth(b, self.out.residual), likely=False):
                 residual = self.planes(base + self.out.residual, limit)
                 for slot, (at, in_bounds) in zip(slots, residual, strict=True):
                     b.store(b.load(slot) + v.load(at, self.plane_mask(len(pixels), in_bounds)), slot)
@@ -326,8 +324,7 @@ class TileEpilogue:
             else:
                 with self.where(in_bounds):
                     self.b.store(v.load_first(at, len(pixels)), slots[-1])
-        planes = [self.b.load(slot) for slot in slots]
-        return transpose(self.b, planes, self.tile.lanes, self.tile.lanes)[: len(pixels)]
+        return transpose(self.b, v.loaded(slots), self.tile.lanes, self.tile.lanes)[: len(pixels)]
 
     def where(self, condition: Any | None):
         """Code that runs where the condition holds; always, without one."""

@@ -19,7 +19,7 @@ def widened(v: Vectors, half: ElementType, bits):
     """The float32 of vectors `v` that these are: a vector of the bits, as integers, of type `half`."""
     b, wide = v.b, ir.VectorType(I32, v.lanes)
     if half.kind == BRAIN:
-        return b.bitcast(b.zext(bits, wide) << _each(v, 16), v.kind)
+        return b.bitcast(b.zext(bits, wide) << 16, v.kind)
     if target.isa().f16:
         return b.fpext(b.bitcast(bits, ir.VectorType(ir.HalfType(), v.lanes)), v.kind)
     return _widened_in_integers(v, b.zext(bits, wide))
@@ -49,10 +49,10 @@ def _each(v: Vectors, value: int) -> ir.Constant:
 def _rounded_to_brain(v: Vectors, bits):
     b = v.b
     upper = b.lshr(bits, _each(v, 16))
-    even = (upper & _each(v, 1)) + _each(v, 0x7FFF)
+    even = (upper & 1) + 0x7FFF
     nearest = b.lshr(bits + even, _each(v, 16))
     x = b.bitcast(bits, v.kind)
-    return b.select(b.fcmp_unordered("uno", x, x), upper | _each(v, 0x40), nearest)
+    return b.select(b.fcmp_unordered("uno", x, x), upper | 0x40, nearest)
 
 
 # The exponent's bias is 15 in float16 and 127 in float32, and float32's mantissa has 13 bits more.
@@ -64,11 +64,11 @@ _INFINITE = 0x7F800000
 
 def _widened_in_integers(v: Vectors, bits):
     b = v.b
-    sign = (bits & _each(v, 0x8000)) << _each(v, 16)
-    size = bits & _each(v, 0x7FFF)
-    normal = (size << _each(v, _MORE)) + _each(v, _REBIAS)
+    sign = (bits & 0x8000) << 16
+    size = bits & 0x7FFF
+    normal = (size << _MORE) + _REBIAS
     special = b.icmp_unsigned(">=", size, _each(v, 0x7C00))
-    normal = b.select(special, normal | _each(v, _INFINITE), normal)
+    normal = b.select(special, normal | _INFINITE, normal)
     # Values below the least normal one are multiples of 2^-24. They are made without arithmetic on denormal floats,
     # which a processor may be set to take for zeros.
     small = b.bitcast(b.sitofp(size, v.kind) * 2.0**-24, size.type)
@@ -78,14 +78,14 @@ def _widened_in_integers(v: Vectors, bits):
 
 def _rounded_in_integers(v: Vectors, bits):
     b = v.b
-    sign = b.lshr(bits & _each(v, 1 << 31), _each(v, 16))
-    size = bits & _each(v, (1 << 31) - 1)
-    odd = b.lshr(size, _each(v, _MORE)) & _each(v, 1)
-    even = odd + _each(v, (1 << (_MORE - 1)) - 1)
-    normal = b.lshr(size - _each(v, _REBIAS) + even, _each(v, _MORE))
+    sign = b.lshr(bits & 1 << 31, _each(v, 16))
+    size = bits & (1 << 31) - 1
+    odd = b.lshr(size, _each(v, _MORE)) & 1
+    even = odd + ((1 << (_MORE - 1)) - 1)
+    normal = b.lshr(size - _REBIAS + even, _each(v, _MORE))
     # A sum with 1/2 has 2^-24 as its last bit, like the smallest float16: it rounds the same way.
     summed = b.bitcast(b.bitcast(size, v.kind) + 0.5, size.type)
-    small = summed - _each(v, (127 - 1) << 23)
+    small = summed - ((127 - 1) << 23)
     special = b.select(b.icmp_unsigned(">", size, _each(v, _INFINITE)), _each(v, 0x7E00), _each(v, 0x7C00))
     made = b.select(b.icmp_unsigned("<", size, _each(v, _LEAST)), small, normal)
     made = b.select(b.icmp_unsigned(">=", size, _each(v, _TOO_LARGE)), special, made)

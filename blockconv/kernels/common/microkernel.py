@@ -13,7 +13,6 @@ The epilogue finishes and stores results in any memory order (`epilogue.py`).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, NEAREST, call_kernel, const, counted, emit_prefetch, emitted, opaque
-from blockconv.jit.values import alloca_once
+from blockconv.jit.values import alloca_once, truth
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
 from blockconv.kernels.common.epilogue import TileEpilogue, finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
@@ -145,7 +144,7 @@ def conv_tile(spec: TileSpec):
     compiled again.
     """
     kept = spec.rows * spec.pixels * spec.vectors * spec.lanes * ElementType.of(spec.element).itemsize
-    return kernel_of_tiles(functools.partial(_compute, spec=spec), kept)
+    return kernel_of_tiles(_compute, spec, kept)
 
 
 def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
@@ -169,8 +168,7 @@ def _finish(builder, spec: TileSpec, run: TileRecord, record, accs: list[Any]) -
     def apart() -> None:
         v = tile.code(b)
         memory = b.ptrtoint(alloca_once(b, v.kind, len(accs)), I64)
-        for k, slot in enumerate(accs):
-            v.store(b.load(slot), memory + k * v.bytes)
+        v.spill(accs, memory)
         call_kernel.emit(b, run.part, record, run.dst, memory, const(0))
 
     finish(b, tile, run, accs, apart if spec.parted else None)
@@ -183,8 +181,8 @@ def finish_part(tile: Tile):
     @emitted
     def store(builder, record, dst, accs):
         run, v = TileRecord.load(builder, record)._replace(dst=dst), tile.code(builder)
-        offsets = range(0, tile.rows * tile.pixels * tile.vectors * v.bytes, v.bytes)
-        slots = [slot for k in offsets for slot in v.slots(1, v.load(accs + k))]
+        slots = v.slots(tile.rows * tile.pixels * tile.vectors, v.zero)
+        v.restore(slots, accs)
         TileEpilogue(builder, tile, run, masked=True).finish(slots)
 
     def kernel(record, dst, accs, unused):
@@ -196,18 +194,16 @@ def finish_part(tile: Tile):
 def _reduce_block(builder, spec: TileSpec, run: TileRecord, record) -> None:
     """A block of a tile's reduction. Accumulators are kept as they are: the sums are the same as without blocks."""
     v = spec.tile.code(builder)
-    is_last = builder.icmp_signed("!=", run.is_last, const(0))
+    is_last = truth(builder, run.is_last)
     accs = _accumulators(builder, spec, run)
     with builder.if_then(builder.icmp_signed("==", run.is_first, const(0))):
-        for k, slot in enumerate(accs):
-            builder.store(v.load(run.sums + k * v.bytes), slot)
+        v.restore(accs, run.sums)
     _reduce(builder, spec, run, accs)
     with builder.if_else(is_last) as (finished, kept):
         with finished:
             _finish(builder, spec, run, record, accs)
         with kept:
-            for k, slot in enumerate(accs):
-                v.store(builder.load(slot), run.sums + k * v.bytes)
+            v.spill(accs, run.sums)
 
 
 def real_accumulators(builder, spec: TileSpec, at: tuple[Any, Any], args, accs: list[Any]) -> list[Any]:
@@ -231,7 +227,7 @@ def _accumulators(builder, spec: TileSpec, run: TileRecord) -> list[Any]:
     """The accumulators, as yet the bias: stack slots, which LLVM keeps in registers, by [row][pixel][vector]."""
     v = spec.tile.code(builder)
     bias = [v.load(run.bia + k * v.bytes) for k in range(spec.vectors)]
-    return [slot for _ in range(spec.rows * spec.pixels) for value in bias for slot in v.slots(1, value)]
+    return v.in_slots(bias * (spec.rows * spec.pixels))
 
 
 def _reduce(builder, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
@@ -330,7 +326,7 @@ class Reduction(NamedTuple):
         No processor prefetches it by itself where it is not contiguous with this step's, as with blocks of few pixels.
         """
         b, run = self.b, self.run
-        with b.if_then(b.icmp_signed("!=", opaque(b, run.ahead), const(0))):  # opaque: else LLVM makes two loops
+        with b.if_then(truth(b, opaque(b, run.ahead))):  # opaque: else LLVM makes two loops
             last = run.runs * run.run_steps + run.tail_steps - 1
             following = step + 1
             following = b.select(following < last, following, last)

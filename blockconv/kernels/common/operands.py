@@ -1,5 +1,6 @@
 """The operands of ops: the words that kernels have them by, and their buffers by number."""
 
+from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
 from blockconv.runtime.launcher import Buffer
 
@@ -29,6 +30,9 @@ class ConvOperands(Operands):
 SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
 CONV = ConvOperands(src=SRC, wei=WEI, bia=BIA, dst=DST, residual=RES, activation=ACT)
 POOL = PoolOperands(idx=Buffer(2))
+# Of the gradient of a convolution's weights, which have this layout by default.
+INPUT, GRAD, DST_WEIGHTS, DST_BIAS, WORKSPACE = (Buffer(k) for k in range(5))
+OIHW = Layout("abcd")
 
 
 def conv_operands(residual: bool) -> ConvOperands:

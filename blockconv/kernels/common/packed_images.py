@@ -97,7 +97,7 @@ def _row_pairer(lanes: int):
         def body(at, mask) -> None:
             offset = b.lshr(at, const(1))
             lower, upper = (b.zext(halves.load(of + offset, mask), v.kind) for of in (first, second))
-            v.store(lower | upper << v.c(16), dst + at, mask)
+            v.store(lower | upper << 16, dst + at, mask)
 
         v.each(count, body)
 

@@ -7,7 +7,6 @@ Where the pixels of a row are contiguous in each channel (NCHW, CHWN), nothing i
 vectors.
 """
 
-import functools
 from typing import Any
 
 from blockconv import jit
@@ -24,7 +23,7 @@ def pixel_tile(spec: TileSpec):
 
     spec: its `pixels` are output channels, its vectors and `store_width` are of pixels.
     """
-    return kernel_of_tiles(functools.partial(_compute, spec=spec))
+    return kernel_of_tiles(_compute, spec)
 
 
 def _tile(spec: TileSpec, channels: int) -> Tile:
@@ -47,7 +46,7 @@ def _reduce(builder, spec: TileSpec, run: TileRecord) -> list[Any]:
     """The accumulators, stack slots that LLVM keeps in registers, in the order [row][channel][vector]."""
     v = _tile(spec, spec.pixels).code(builder)
     biases = [v.broadcast(run.bia + k * v.itemsize) for k in range(spec.pixels)]
-    accs = [slot for _ in range(spec.rows) for bias in biases for slot in v.slots(spec.vectors, bias)]
+    accs = v.in_slots(bias for _ in range(spec.rows) for bias in biases for _ in range(spec.vectors))
 
     def channel(x, w) -> None:
         """One channel at one tap: every vector of pixels against every output channel's weight."""
@@ -83,16 +82,13 @@ def _finish(builder, spec: TileSpec, run: TileRecord, accs: list[Any], channels:
 def _finish_one_by_one(builder, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
     """Store the channels that exist, where not all of a tile's do: each is stored from the scratch by the same code."""
     v = _tile(spec, 1).code(builder)
-    each = spec.rows * spec.vectors
+    each, row = spec.rows * spec.vectors, spec.pixels * spec.vectors
     # An activation overwrites the first channel's place in the scratch, which has been read by then.
     for c in range(spec.pixels):
-        for i in range(each):
-            row, k = divmod(i, spec.vectors)
-            slot = accs[(row * spec.pixels + c) * spec.vectors + k]
-            v.store(builder.load(slot), run.scratch + (c * each + i) * v.bytes)
+        of_channel = [k for k in range(len(accs)) if k % row // spec.vectors == c]
+        v.spill([accs[k] for k in of_channel], run.scratch + c * each * v.bytes)
     slots = v.slots(each, v.zero)
     with counted(builder, run.valid) as n:
         at = run.scratch + n * (each * v.bytes)
-        for i, slot in enumerate(slots):
-            builder.store(v.load(at + i * v.bytes), slot)
+        v.restore(slots, at)
         _finish(builder, spec, run, slots, 1, n)

@@ -27,7 +27,8 @@ from blockconv.core import target
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import I8, I32, I64, call_llvm, shuffle, splat
+from blockconv.jit.ir import I8, I32, I64, call_llvm, const, shuffle, splat
+from blockconv.jit.values import truth
 from blockconv.kernels.common.activation import ActivationArguments
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.unpacked import (
@@ -120,17 +121,17 @@ def dequantized(
         x = b.sitofp(b.load(slot), f.kind) * scales
         if loaded:
             x = _rounded_sum(f, loaded, x) * shifts[1]
-        made += f.slots(1, x + shifts[0] if shifts else x)
-    return made
+        made.append(x + shifts[0] if shifts else x)
+    return f.in_slots(made)
 
 
 def dequantized_residual(v: Vectors, args: EpilogueArguments, value):
     """A residual's vector of bytes as float32, times its scale."""
     b, wide = v.b, ir.VectorType(I32, v.lanes)
     # The float of a byte plus 2^23 has the byte as the lowest of its mantissa. Differences of such floats are exact.
-    bits = b.trunc(args.residual_flip, I32) | ir.Constant(I32, _TWO_TO_23)
-    lifted = b.bitcast(b.zext(value, wide) ^ _splat(v, bits), v.kind)
-    zero = b.trunc(args.residual_zero, I32) + ir.Constant(I32, _TWO_TO_23)
+    bits = b.trunc(args.residual_flip, I32) | _TWO_TO_23
+    lifted = b.bitcast(b.zext(value, wide) ^ splat(b, bits, v.lanes), v.kind)
+    zero = b.trunc(args.residual_zero, I32) + _TWO_TO_23
     difference = lifted - v.splat(b.bitcast(zero, v.element))
     return difference * _splat_float(v, args.residual_scale)
 
@@ -175,7 +176,7 @@ def quantized(v: Vectors, args: EpilogueArguments | QuantizationArguments, x, aw
         whole = _whole_away(v, scaled)
     else:
         whole = b.bitcast(scaled + _TO_WHOLE, ir.VectorType(I32, v.lanes))
-    return b.trunc(whole, ir.VectorType(kind, v.lanes)) + _splat(v, b.trunc(args.zero_point, kind))
+    return b.trunc(whole, ir.VectorType(kind, v.lanes)) + splat(b, b.trunc(args.zero_point, kind), v.lanes)
 
 
 def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away: bool, fits: bool):
@@ -189,7 +190,7 @@ def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away:
     b = v.b
     # Packing makes unsigned bytes; values that may be negative have 128 added.
     bound = b.fptosi(b.bitcast(args.low, ir.DoubleType()), I64) + args.zero_point
-    flip = b.select(bound < ir.Constant(I64, 0), ir.Constant(I64, 128), ir.Constant(I64, 0))
+    flip = b.select(bound < 0, const(128), const(0))
     offset = b.trunc(args.zero_point + flip, ir.IntType(16))
 
     def whole(x):
@@ -240,14 +241,9 @@ def _whole_away(v: Vectors, x):
     return v.b.fptosi(x + half, ir.VectorType(I32, v.lanes))
 
 
-def _splat(v: Vectors, scalar):
-    """An integer in every lane."""
-    return Vectors(v.b, element(f"int{scalar.type.width}"), v.lanes).splat(scalar)
-
-
 def _splat_float(v: Vectors, bits):
     """The float64 of these bits, which is a float32, in every lane."""
-    return v.splat(v.b.fptrunc(v.b.bitcast(bits, ir.DoubleType()), v.element))
+    return v.splat_float64(v.b.bitcast(bits, ir.DoubleType()))
 
 
 _SAFE = 2.0**96  # scales between this and its inverse: no product of theirs that counts is too small or too large
@@ -275,7 +271,7 @@ class Elements:
             self.words = QuantizationArguments.load(builder, address)
             self.scale = _splat_float(self.real, self.words.scale)
             self.inverse = _inverse(self.real, self.words.scale)
-            self.zero_point = _splat(self.real, builder.trunc(self.words.zero_point, I32))
+            self.zero_point = splat(builder, builder.trunc(self.words.zero_point, I32), lanes)
 
     def dequantized(self, x):
         """A vector of elements as float32."""
@@ -315,7 +311,7 @@ class Elements:
         rest = v.multiply_add(-guess, self.scale, x)
         (found,) = v.slots(1, v.multiply_add(rest, self.inverse, guess))
         failed = b.fcmp_unordered("uno", b.load(found), b.load(found))
-        some = b.icmp_unsigned("!=", b.bitcast(failed, ir.IntType(v.lanes)), ir.Constant(ir.IntType(v.lanes), 0))
+        some = truth(b, b.bitcast(failed, ir.IntType(v.lanes)))
         with b.if_then(some, likely=False):
             b.store(x / self.scale, found)
         return b.load(found)

@@ -45,6 +45,16 @@ class Request:
         """The destination's strides, in bytes."""
         return geometry(self.dst, self.problem.dst_shape, self.types.dst.itemsize)
 
+    @property
+    def lanes(self) -> int:
+        """Accumulators of a vector."""
+        return self.machine.lanes(self.types.acc.itemsize)
+
+    @property
+    def padded_oc(self) -> int:
+        """Channels of the destination, with its padding."""
+        return self.dst.padded_shape(self.problem.dst_shape)[1]
+
     @functools.cached_property
     def src_bytes(self) -> int:
         """Bytes of the source, padding included."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import I64, const, counted, emitted, pointer
+from blockconv.jit.ir import I64, const, counted, emitted, load_i64
 from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.tile import LINE
 
@@ -88,14 +88,15 @@ def each_step(b, run: TileRecord, cut: bool, start=None, count=None) -> Iterator
 
 def source_of(b, run: TileRecord, step):
     """The address that a step of the reduction reads, for the tile's first pixel."""
-    return run.src + b.load(b.gep(pointer(b, run.offsets, I64), [step]))
+    return run.src + load_i64.emit(b, run.offsets, step)
 
 
-def kernel_of_tiles(compute: Callable[[Any, TileRecord, Any], None], kept: int = 0) -> Callable[..., None]:
-    """A kernel whose first argument is a `TileRecord`; compute(builder, run, record) reduces and stores each tile.
+def kernel_of_tiles(compute: Callable[[Any, TileRecord, Any, Any], None], spec, kept: int = 0) -> Callable[..., None]:
+    """A kernel whose first argument is a `TileRecord`.
 
-    The kernel ignores its other arguments. A call computes all tiles of a row, because a call and loading a record take
-    as long as some 30 multiply-adds. kept: bytes of a tile's accumulators in `sums`.
+    compute(builder, run, record, spec) reduces and stores each tile. The kernel ignores its other arguments. A call
+    computes all tiles of a row, because a call and loading a record take as long as some 30 multiply-adds.
+    kept: bytes of a tile's accumulators in `sums`.
     """
 
     @emitted
@@ -114,7 +115,7 @@ def kernel_of_tiles(compute: Callable[[Any, TileRecord, Any], None], kept: int =
                 prefetch=run.prefetch + number * lines,
                 sums=run.sums + number * kept,
             )
-            compute(builder, of_tile, record)
+            compute(builder, of_tile, record, spec)
 
     def kernel(record, unused_first, unused_last, unused_scratch):
         compute_tiles(record)

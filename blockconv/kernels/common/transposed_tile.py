@@ -9,7 +9,7 @@ between loads and stores: those of a tile where they are narrower, so that fewer
 
 from typing import Any, NamedTuple
 
-from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, store_vector, transpose, vector
+from blockconv.jit.ir import const, emitted, join, load_i64, pointer, shuffle, store_vector, transpose, vector
 from blockconv.kernels.common.conversion import Moved, read_and_written
 
 LINE = 64  # bytes of one line of fill values, and of the line for rows that must not be written
@@ -154,5 +154,4 @@ def _row_addresses(builder, base, strides: tuple[Any, Any], inner: int, rows: in
 
 def _tabled_addresses(builder, base, table, rows: int) -> list[Any]:
     """The addresses of `rows` rows, whose offsets stand at the address `table`."""
-    words = pointer(builder, table, I64)
-    return [base + builder.load(builder.gep(words, [const(r)])) for r in range(rows)]
+    return [base + load_i64.emit(builder, table, const(r)) for r in range(rows)]

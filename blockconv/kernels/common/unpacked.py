@@ -131,8 +131,8 @@ def unpacked_pairs(builder, pairs):
     """The integers of a vector of bytes, twice as many, one a byte; without a sign."""
     wide = ir.VectorType(ir.IntType(16), pairs.type.count)
     both = builder.zext(pairs, wide)
-    both = both | both << _each(wide, 4)
-    both = both & _each(wide, 0x0F0F)
+    both = both | both << 4
+    both = both & 0x0F0F
     return builder.bitcast(both, ir.VectorType(I8, 2 * pairs.type.count))
 
 
@@ -141,12 +141,7 @@ def packed_pairs(builder, values):
     bits = values.type.element.width
     wide = ir.VectorType(ir.IntType(2 * bits), values.type.count // 2)
     both = builder.bitcast(values, wide)
-    low = both & _each(wide, 0x0F)
+    low = both & 0x0F
     # With all but those bits of the other: processors choose bits in one instruction, and the bytes are the lowest.
-    high = builder.lshr(both, _each(wide, bits - 4)) & _each(wide, -0x10)
+    high = builder.lshr(both, ir.Constant(wide, bits - 4)) & -0x10
     return builder.trunc(low | high, ir.VectorType(I8, wide.count))
-
-
-def _each(kind: ir.VectorType, value: int) -> ir.Constant:
-    """A constant in every lane."""
-    return ir.Constant(kind, [value] * kind.count)

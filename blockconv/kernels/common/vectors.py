@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -13,7 +13,7 @@ from llvmlite import ir
 from blockconv.core import target
 from blockconv.core.types import SIGNED, ElementType, Types
 from blockconv.jit.ir import I32, call_llvm, const, constants, counted, emitted, join, pointer, shuffle, splat
-from blockconv.jit.values import alloca_once
+from blockconv.jit.values import alloca_once, truth
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 
 # (e^x - 1) / x in float32, for |x| up to half of log(2), which exp reduces its argument to; highest power first.
@@ -184,7 +184,7 @@ class Vectors:
             with part, b.if_then(limit > 0):
                 while lanes > 1:
                     lanes //= 2
-                    is_stored = b.icmp_signed("!=", limit & lanes, const(0))
+                    is_stored = truth(b, limit & lanes)
                     first, second = (shuffle(b, value, value, list(range(k, k + lanes))) for k in (0, lanes))
                     with b.if_then(is_stored):
                         self.store(first, address)
@@ -265,14 +265,29 @@ class Vectors:
 
     def slots(self, count: int, first) -> list[Any]:
         """Accumulators that begin as `first`: stack slots, which LLVM keeps in registers."""
-        made = [alloca_once(self.b, self.kind) for _ in range(count)]
-        for slot in made:
-            self.b.store(first, slot)
-        return made
+        return self.in_slots([first] * count)
+
+    def in_slots(self, values: Iterable[Any]) -> list[Any]:
+        """Accumulators that begin as these vectors."""
+        return [alloca_once(self.b, self.kind, value=value) for value in values]
+
+    def loaded(self, slots: Iterable[Any]) -> list[Any]:
+        """What accumulators are."""
+        return [self.b.load(slot) for slot in slots]
+
+    def spill(self, slots: list[Any], address) -> None:
+        """Store accumulators, one vector after the other."""
+        for k, slot in enumerate(slots):
+            self.store(self.b.load(slot), address + k * self.bytes)
+
+    def restore(self, slots: list[Any], address) -> None:
+        """Load accumulators that were spilled."""
+        for k, slot in enumerate(slots):
+            self.b.store(self.load(address + k * self.bytes), slot)
 
     def total(self, slots: list[Any]):
         """The sum of accumulators, two by two."""
-        sums = [self.b.load(slot) for slot in slots]
+        sums = self.loaded(slots)
         while len(sums) > 1:
             sums = [x + y for x, y in zip(sums[::2], sums[1::2], strict=True)]
         return sums[0]
@@ -392,7 +407,7 @@ class Vectors:
         value = self.polynomial(rest, [*EXPM1_BY_X, 1.0])
         ints = ir.VectorType(I32, self.lanes)
         biased = b.fptosi(n, ints) + 127
-        power = b.bitcast(biased << ir.Constant(ints, 23), self.kind)
+        power = b.bitcast(biased << 23, self.kind)
         return b.select(is_nan, x, value * power)
 
     def expm1(self, x):
@@ -442,6 +457,6 @@ def fill_elements(builder, itemsize: int, dst, count, bits) -> None:
             v.store(value, at, v.below(rest))
     while lanes > 1 and not is_masked:  # a masked store of AVX2 takes some processors 20 cycles
         lanes //= 2
-        with builder.if_then(builder.icmp_signed("!=", rest & lanes, const(0))):
+        with builder.if_then(truth(builder, rest & lanes)):
             v.store(shuffle(builder, value, value, [0] * lanes), at)
         at = at + (rest & lanes) * itemsize

@@ -69,7 +69,7 @@ def bind_tiles(
         dst=Buffer(operands.dst.index, written),
         residual=Buffer(operands.residual.index, written),
         offsets=OWN_TABLE,
-        padded_oc=request.dst.padded_shape(request.problem.dst_shape)[1],
+        padded_oc=request.padded_oc,
         parts=WORD * len(offsets),
         parts_step=WORD * (len(parts) // (bound.groups * blocking.ocbs)),
         biases=WORD * (len(offsets) + len(parts)) if biases else 0,
@@ -86,11 +86,6 @@ def _in_bytes(strides: Geometry) -> Geometry:
     return strides._replace(n=strides.n // 2, block=strides.block // 2, row=strides.row // 2, col=strides.col // 2)
 
 
-def _in_pairs(strides: Geometry) -> Geometry:
-    """The geometry of a source of 4-bit elements with its packed pairs as channels."""
-    return _in_bytes(strides)._replace(length=strides.length // 2)
-
-
 def _in_units(src: Geometry, unit: int) -> Geometry:
     """The geometry of a source with `unit` neighbouring channels as one."""
     length = src.length if src.length == NO_BLOCK else src.length // unit
@@ -103,7 +98,7 @@ class _Binding:
     def __init__(self, request: Request, blocking: ConvBlocking, region: TapsRegion | None) -> None:
         problem, src, dst, types = request.problem, request.src, request.dst, request.types
         self.blocking, self.types, self.dot, self.isa = blocking, types, blocking.dot, request.machine.isa
-        self.at = space(problem, src, dst, blocking.line > 0) if region is None else region.space(problem)
+        self.at = space(request, blocking.line > 0) if region is None else region.space(problem)
         self.src_each = 2 if types.src.is_packed else 1  # channels of the source that are moved as one, a packed pair
         self.dst_shift = int(types.dst.is_packed)
         shared, self.is_shared = blocking.shared, not blocking.shared.dense
@@ -115,7 +110,9 @@ class _Binding:
         self.itemsize, self.src_itemsize = unit * (self.dot.itemsize or types.src.itemsize), unit * types.src.itemsize
         self.dst_itemsize = types.dst.itemsize
         strides = geometry(src, problem.src_shape, types.src.itemsize)
-        self.src = _in_pairs(strides) if types.src.is_packed else _in_units(strides, unit)
+        self.src = _in_units(strides, unit)
+        if types.src.is_packed:  # its pairs are channels
+            self.src = _in_bytes(strides)._replace(length=strides.length // 2)
         self.dst = geometry(dst, problem.dst_shape, self.dst_itemsize)
         self.groups = -(-problem.g // shared.groups)
         self.ic, self.oc = (shared.groups * (channels // problem.g) for channels in (self.p.ic, self.p.oc))
@@ -298,7 +295,7 @@ class _Binding:
         scattered = (self.dst_itemsize, 1) if self.dst_shift else (self.dst_itemsize,)
         scatter: Any = kernels.scatter_tile
         if blocking.pixel_lanes and not blocking.dot.is_matrix:
-            scatter, scattered = kernels.scatter_pixels, (self.dst_itemsize, blocking.pixel_lanes)
+            scatter = kernels.scatter_pixels
         by_unit = is_instruction(self.dot)
         return {
             "tile": self.tiles.kernel(epilogue).address,

@@ -151,8 +151,8 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     tile: the requested shape, instead of the one of least predicted time.
     """
     p, types, m, isa = request.problem, request.types, request.machine, request.machine.isa
-    at, dot, s, d = space(p, request.src, request.dst), dot_for(types, isa), request.source, request.destination
-    lanes, oc = isa.vector_bytes // types.acc.itemsize, p.oc // p.g
+    at, dot, s, d = space(request), dot_for(types, isa), request.source, request.destination
+    lanes, oc = request.lanes, p.oc // p.g
     is_half = p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2
     if is_half:
         lanes //= 2  # groups of 24 or 40 channels waste fewer of them
@@ -186,8 +186,8 @@ def region_blockings(request: Request, vectors: int) -> list[tuple[TapsRegion, C
     None, where there is no such tile, or its pixels are too far apart.
     """
     p, types, m, s, d = request.problem, request.types, request.machine, request.source, request.destination
-    lanes, dot = m.lanes(types.acc.itemsize), dot_for(types, m.isa)
-    whole, oc = space(p, request.src, request.dst), p.oc // p.g
+    lanes, dot = request.lanes, dot_for(types, m.isa)
+    whole, oc = space(request), p.oc // p.g
     stored = store_width(d, whole, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
     taken = vectors in (count for count, _ in tiles_of(dot, m.isa))
     if not taken or straddles_blocks(p, d, stored, lanes, vectors * lanes) or cuts_blocks(p, s):
@@ -200,7 +200,7 @@ def region_blockings(request: Request, vectors: int) -> list[tuple[TapsRegion, C
             return []
         step = cb if cb >= 4 * dot.channels else dot.channels
         inner = fill(ConvTile, shape, lanes=lanes, cb=cb, step=step, store_width=stored, in_place=True, dot=dot)
-        made.append((region, replace(divided(request, inner, region.levels(p)), kept=region.all_kept())))
+        made.append((region, replace(divided(request, inner, region.levels(p)), kept=region.all_kept)))
     return made
 
 
@@ -209,11 +209,11 @@ def divided(request: Request, tile: ConvTile, at: Space | None = None, packs_pla
 
     at: the pixels, if they are not the problem's. packs_planes: tiles read what is packed as [channel][pixel].
     """
-    p, dst, types, threads, m = request.problem, request.dst, request.types, request.threads, request.machine
-    at, (rows, pixels, vectors, _) = at or space(p, request.src, dst), tile.shape
+    p, types, threads, m = request.problem, request.types, request.threads, request.machine
+    at, (rows, pixels, vectors, _) = at or space(request), tile.shape
     itemsize, packed, shared = types.acc.itemsize, tile.dot.itemsize or types.src.itemsize, tile.shared
     width, oc, cb, groups = vectors * tile.lanes, p.oc // p.g, tile.cb, -(-p.g // shared.groups)
-    ocbs = -(-(oc if tile.store_width == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
+    ocbs = -(-(oc if tile.store_width == 0 or p.g > 1 else request.padded_oc) // width)
     channels = -(-(p.ic // p.g) // cb) * cb * at.depth
     weights = channels * at.kh * at.kw * packed  # of an output channel
     pixel_bytes = channels * packed if shared.dense else at.depth * shared.pitch * itemsize
@@ -365,10 +365,6 @@ def has_parts(dst: Geometry, stored: int, width: int, groups_of: int) -> bool:
     return bool(dst.length % width or groups_of % width)
 
 
-def is_power_of_two(size: int) -> bool:
-    return size & (size - 1) == 0
-
-
 MOST_WINDOW = 1 << 30  # bytes of a tile's window
 
 
@@ -378,7 +374,7 @@ def straddles_blocks(problem: Conv2dProblem, dst: Geometry, stored: int, lanes: 
     But where they cover whole ones, or these are of no power of two. Groups that are no whole tiles begin inside a
     block.
     """
-    if not (stored == lanes < dst.length < NO_BLOCK and is_power_of_two(dst.length)):
+    if not (stored == lanes < dst.length < NO_BLOCK) or dst.length & (dst.length - 1):
         return False
     return dst.length % width > 0 or (problem.g > 1 and problem.oc // problem.g % width > 0)
 

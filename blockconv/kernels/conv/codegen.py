@@ -17,27 +17,12 @@ from blockconv.jit.ir import (
     store_vector,
     transpose,
 )
-from blockconv.kernels.common.halves import widened
+from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.packed_pixels import bits_transposer
 from blockconv.kernels.common.unpacked import interleaved, unpacked, unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors
 
 _FLOATS = {4: element("float32"), 8: element("float64")}  # by their size
-
-
-def zero_filler(lanes: int, itemsize: int):
-    """zero(dst, count): zeros for so many elements, by vectors and the first lanes of one."""
-
-    @emitted
-    def zero_below(builder, dst, count) -> None:
-        v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)
-        v.store_below(ir.Constant(v.kind, None), dst, count)
-
-    def zero(dst, count):
-        for k in range(0, count, lanes):
-            zero_below(dst + k * itemsize, count - k)
-
-    return zero
 
 
 @functools.cache
@@ -77,18 +62,18 @@ def window_converter(code: int, itemsize: int, flipped: int, size: int):
     @emitted
     def convert(builder, dst, src):
         if type.is_half:
-            v = Vectors(builder, element("float32"), size // 2)
-            v.store(widened(v, type, Vectors(builder, type, size // 2).load(src)), dst)
+            halves = Floats(builder, type, size // 2)
+            halves.computed.store(halves.load(src), dst)
             return
         v, signed = Vectors(builder, element("int8"), size), type.kind == SIGNED
         value = v.load(src)
         if type.is_packed:
             value, v = unpacked_pairs(builder, value), Vectors(builder, element("int8"), 2 * size)
             if signed:
-                value = builder.xor(value, v.c(8))
-                value = value if flipped else value - v.c(8)
+                value = value ^ 8
+                value = value if flipped else value - 8
         elif itemsize == 1:
-            value = builder.xor(value, v.c(-128))
+            value = value ^ -128
         if itemsize > 1:
             wide = ir.VectorType(ir.IntType(8 * itemsize), v.lanes)
             value = builder.sext(value, wide) if signed and not flipped else builder.zext(value, wide)

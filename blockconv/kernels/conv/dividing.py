@@ -8,7 +8,7 @@ import functools
 from blockconv.core.checks import Pair
 from blockconv.core.target import Isa
 from blockconv.kernels.common.geometry import Geometry
-from blockconv.kernels.common.tasks import splits_of
+from blockconv.kernels.common.tasks import splits_of, tasks_wanted
 from blockconv.kernels.conv.space import Space
 
 
@@ -19,11 +19,6 @@ def room_for_window(cache: int, block: int, whole: int) -> int:
     A single window, of `whole` bytes, may push a block out: its weights come from the next cache all the same.
     """
     return whole if whole <= cache else max(cache // 4, min(cache // 2, cache * 3 // 4 - block))
-
-
-def tasks_wanted(threads: int) -> int:
-    """The least number of tasks of an op: with enough, an interrupted thread does not delay the others for long."""
-    return 3 * threads if threads > 1 else 1
 
 
 def splits_of_tasks(tasks: int, ocbs: int, threads: int, packing: float = 0.0) -> int:

@@ -53,7 +53,7 @@ def _dot(request: Request) -> Dot:
 def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem on a machine. Tile sizes do not depend on the threads."""
     p, types, m = request.problem, request.types, request.machine
-    itemsize, at, d = types.acc.itemsize, space(p, request.src, request.dst), request.destination
+    itemsize, at, d = types.acc.itemsize, space(request), request.destination
     lanes, registers = _lanes(m, p, m.lanes(itemsize)), m.registers
     dot = _dot(request)
     count = groups_per_vector(p, lanes)

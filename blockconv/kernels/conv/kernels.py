@@ -9,14 +9,13 @@ addresses of the arguments and of their record.
 from typing import NamedTuple
 
 from blockconv import jit
-from blockconv.jit.ir import call_kernel, copy_memory, load_bits, load_i64, prefetch, store_bits
-from blockconv.kernels.common.copies import fill_bytes
+from blockconv.jit.ir import call_kernel, copy_memory, fill_memory, load_bits, load_i64, prefetch, store_bits
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tasks import extent_of_task
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.tile_record import TileRecord
+from blockconv.kernels.common.vectors import fill_elements
 from blockconv.kernels.conv.arguments import ScatterRecord, TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import zero_filler
 from blockconv.kernels.conv.packing import source_offset
 
 # ---------------------------------------------------------------- destinations whose blocks groups share
@@ -54,16 +53,15 @@ def scatter_tile(itemsize, shift=0):
                     elif exists:
                         copy_memory(dst, of_tile, count * itemsize >> shift)
                     else:
-                        fill_bytes(dst, count * itemsize >> shift, fill)
+                        fill_memory(dst, count * itemsize >> shift, fill)
             c += count
 
     return kernel
 
 
 @jit.kernel
-def scatter_pixels(itemsize, lanes):
-    """`scatter_tile` for a tile whose vectors, of so many lanes, run along pixels: [row][channel][pixel]."""
-    zero = zero_filler(lanes, itemsize)
+def scatter_pixels(itemsize):
+    """`scatter_tile` for a tile whose vectors run along pixels: [row][channel][pixel]."""
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), ScatterRecord(record)
@@ -88,7 +86,7 @@ def scatter_pixels(itemsize, lanes):
                 at, count = row + _destination_offset(a, wanted.channel + c), d_len - (wanted.channel + c) % d_len
                 count = min(count, wanted.written - c)
                 for p in range(pixels):
-                    zero(at + p * col, count)
+                    fill_elements(itemsize, at + p * col, count, 0)
                 c += count
 
     return kernel
@@ -123,17 +121,14 @@ def _pack_panels(a, run, window, image, n, group, begin, cols):
     panel = a.panel
     for k in range((cols.size + panel - 1) // panel):
         wanted = WindowRecord(run.address + TileRecord.nbytes)
-        col = iw + min(k * panel, max(0, cols.size - panel)) * a.sw
         at = window + k * a.panel_bytes
-        channel = group * a.group_ic
-        pack = a.pack
         wanted.window = at + a.packed_at
         wanted.image = image
-        wanted.channel = channel
+        wanted.channel = group * a.group_ic
         wanted.depth = depth
         wanted.ih = ih
-        wanted.iw = col
-        call_kernel(pack, a.address, wanted.address, 0, 0)
+        wanted.iw = iw + min(k * panel, max(0, cols.size - panel)) * a.sw
+        call_kernel(a.pack, a.address, wanted.address, 0, 0)
         if a.convert:
             call_kernel(a.convert, at, at + a.packed_at, a.panel_bytes - a.packed_at, 0)
 
@@ -184,26 +179,26 @@ class _Steps(NamedTuple):
     tail: int
 
 
-def _taps_in_bounds(pixel, size, taps, apart):
+def _taps_in_bounds(first, last, size, taps, apart):
     """(first, past the last) of the taps that some of a tile's pixels find inside the image; see `common.taps`.
 
-    pixel: the columns, or rows, of the image that the first tap of the tile's first pixel and of its last one is at.
+    first, last: the columns, or rows, of the image that the first tap of the tile's first pixel and of its last one is
+    at.
     """
-    first, last = pixel
     low = min(taps, max(0, -(last // apart)))
     return low, max(low, min(taps, -((first - size) // apart)))
 
 
 def _rows_in_bounds(a, row):
     first = row * a.sh - a.ph
-    return _taps_in_bounds((first, first + (a.tile_rows - 1) * a.sh), a.ih, a.tap_rows, a.tap_row)
+    return _taps_in_bounds(first, first + (a.tile_rows - 1) * a.sh, a.ih, a.tap_rows, a.tap_row)
 
 
 def _cols_in_bounds(a, col):
     if not a.tap_cols:
         return 0, a.tap_row_steps
     first = col * a.sw - a.pw
-    return _taps_in_bounds((first, first + (a.tile_pixels - 1) * a.sw), a.iw, a.tap_cols, a.tap_col)
+    return _taps_in_bounds(first, first + (a.tile_pixels - 1) * a.sw, a.iw, a.tap_cols, a.tap_col)
 
 
 def _leave_out(a, run, every, rows, cols):
@@ -254,20 +249,17 @@ def _compute_rows(a, run, rows, cols, src, dst, block):
 
 def _compute_tiles(a, run, dst, block):
     """Compute tiles of the first pixel `dst` and see them stored: one, if they are scattered or followed by padding."""
-    if not run.is_last:
-        call_kernel(a.tile, run.address, 0, 0, 0)
-    elif a.scatters:
-        if run.residual:
+    if run.is_last:
+        if not a.scatters:
+            run.dst = dst + _destination_offset(a, block.channel)
+        elif run.residual:
             _scatter(a, run, dst, block, 1)
-        call_kernel(a.tile, run.address, 0, 0, 0)
+    call_kernel(a.tile, run.address, 0, 0, 0)
+    width = a.tile_width
+    if run.is_last and a.scatters:
         _scatter(a, run, dst, block, 0)
-    else:
-        run.dst = dst + _destination_offset(a, block.channel)
-        call_kernel(a.tile, run.address, 0, 0, 0)
-        width = a.tile_width
-        if block.written > width:
-            rest = _Block(block.channel + width, 0, block.written - width)
-            _scatter(a, run, dst, rest, 0)
+    elif run.is_last and block.written > width:
+        _scatter(a, run, dst, _Block(block.channel + width, 0, block.written - width), 0)
 
 
 def _written(a, group, ocb, valid):
@@ -294,21 +286,21 @@ def _write_steps(a, run, group, ocb, valid, k, sums):
     before = k * a.k_steps
     full = a.record.full_steps - before if is_last else a.k_steps
     tail = a.record.tail_steps if is_last else 0
-    step_bytes = a.step_bytes
-    wei = a.wei + (group * a.wei_blocks + ocb) * a.wei_block + before * step_bytes
+    if valid <= 0:  # blocks of the destination's padding alone are zero: nothing is reduced for them
+        full, tail = 0, 0
+    wei = a.wei + (group * a.wei_blocks + ocb) * a.wei_block + before * a.step_bytes
     run.offsets = a.offsets + before * 8
     run.wei = wei
-    # Blocks of the destination's padding alone are zero: nothing is reduced for them.
     run.runs = 1
-    run.run_steps = full if valid > 0 else 0
+    run.run_steps = full
     run.rows = 1
     run.row_steps = 0
-    run.full_steps = full if valid > 0 else 0
-    run.tail_steps = tail if valid > 0 else 0
+    run.full_steps = full
+    run.tail_steps = tail
     run.sums = sums
     run.is_first = k == 0
     run.is_last = is_last
-    return wei + (full + tail) * step_bytes
+    return wei + (full + tail) * a.step_bytes
 
 
 @jit.kernel

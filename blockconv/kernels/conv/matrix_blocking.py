@@ -79,7 +79,7 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     tile: the requested shape, instead of the one of least predicted time.
     """
     p, types, m, s, d = request.problem, request.types, request.machine, request.source, request.destination
-    at, dot = space(p, request.src, request.dst), matrix_dot_for(types)
+    at, dot = space(request), matrix_dot_for(types)
     unit = packed_as_one(types, dot)
     interleaved = not fills_units(p, s, unit)
     cb = _channels(p, s, unit)
@@ -171,7 +171,7 @@ def shape_seconds(request: Request, shape: TileShape, cb: int, taps: int, dot: D
     blocks = len(row_blocks(shape.rows, shape.pixels, shape.gap))
     rates, alone = m.profile.by(name), m.profile.by(f"{name}, one step")
     elements, vectors = -(-(p.ic // p.g) // cb), shape.rows * shape.pixels * shape.vectors
-    at = space(p, request.src, request.dst)
+    at = space(request)
     steps = elements * kept_taps(at, request.types.has_finite_weights, shape.rows, shape.pixels, taps).average / taps
     weights = p.oc * elements * p.kh * (p.kw // taps) * LINE_BYTES
     ways = 1 if weights <= m.second_level_cache else 2

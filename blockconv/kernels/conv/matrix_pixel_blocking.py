@@ -19,7 +19,7 @@ from blockconv.kernels.conv.space import Space, space
 
 def why_not(request: Request) -> Reason | None:
     """Why no columns of matrices can be made of the pixels of a row."""
-    at, types = space(request.problem, request.src, request.dst), request.types
+    at, types = space(request), request.types
     sides = (request.src, request.source, types.src), (request.dst, request.destination, types.dst)
     for layout, strides, type in sides:
         if strides.length != 1 or strides.along(at.axes[2]) != type.itemsize:
@@ -33,7 +33,7 @@ def why_not(request: Request) -> Reason | None:
 def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem. A tile has all columns of its task; blocks that are reduced together have one size."""
     p, types = request.problem, request.types
-    at, dot = space(p, request.src, request.dst), matrix_dot_for(types)
+    at, dot = space(request), matrix_dot_for(types)
     unit = packed_as_one(types, dot)
     units = -(-(p.ic // p.g) // unit)
     steps = -(-units // UNITS)

@@ -9,7 +9,6 @@ A tile is a whole row of a task's pixels, in blocks of 16. The last block is sto
 registers hold are reduced and stored before the next; where too few are left, some are computed again.
 """
 
-import functools
 from typing import Any
 
 from blockconv import jit
@@ -39,7 +38,7 @@ def matrix_pixel_tile(spec: TileSpec):
     spec: its `rows` are the blocks of pixels that are reduced together, its vectors are blocks of output channels, and
         `src_channel` is from a window's unit of channels to the next.
     """
-    return kernel_of_tiles(functools.partial(_compute, spec=spec))
+    return kernel_of_tiles(_compute, spec)
 
 
 def _compute(b, run: TileRecord, record, spec: TileSpec) -> None:
@@ -82,8 +81,7 @@ def _finish(b, spec: TileSpec, run: TileRecord, first) -> None:
         # Channels take the place of the pixels.
         tile = spec.finished._replace(rows=1, pixels=channels, vectors=1, period=1, store_width=COLUMNS, has_parts=0)
         acc, pixel = run.scratch + (channel * line + number * LINE_BYTES), (first + number) * COLUMNS
-        biased = [v.load(acc + k * line) + bias for k, bias in enumerate(each(v, run.bia))]
-        accs = [slot for value in biased for slot in v.slots(1, value)]
+        accs = v.in_slots(v.load(acc + k * line) + bias for k, bias in enumerate(each(v, run.bia)))
         if spec.dst and not v.type.is_float:
             accs = dequantized(v, accs, (run.bia, run.scales), each, spec.shifted, run.activation)
         out = run._replace(

@@ -10,7 +10,6 @@ Accumulators go to the epilogue through memory, some pixels at a time. Tests emu
 (`tests/support/emulated.py`).
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -213,7 +212,7 @@ def matrix_tile(spec: TileSpec):
 
     spec: of vectors of 16 lanes; its `step` counts the elements of all taps of a step.
     """
-    return kernel_of_tiles(functools.partial(_compute, spec=spec))
+    return kernel_of_tiles(_compute, spec)
 
 
 def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
@@ -265,10 +264,8 @@ def _finish(b, spec: TileSpec, run: TileRecord) -> None:
     with counted(b, parts[0]) as row, counted(b, parts[1]) as index, counted(b, parts[2]) as vector:
         pixel, before, column = index * pixels, vector * COLUMNS, vector * v.bytes
         first = row * (spec.pixels + spec.gap) + pixel
-        acc, accs = run.scratch + first * each + column, []
-        for p in range(pixels):
-            for k in range(vectors):
-                accs += v.slots(1, v.load(acc + (p * each + k * v.bytes)))
+        acc = run.scratch + first * each + column
+        accs = v.in_slots(v.load(acc + (p * each + k * v.bytes)) for p in range(pixels) for k in range(vectors))
         out = run._replace(
             dst=run.dst + (row * run.dst_row + pixel * run.dst_pixel + before * run.dst_block),
             valid=run.valid - before,

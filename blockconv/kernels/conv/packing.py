@@ -4,9 +4,9 @@ of a `WindowRecord`."""
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType, element
-from blockconv.jit.ir import copy_memory, move, move_part
-from blockconv.kernels.common.copies import fill_bytes, fill_pixels, gather_blocks
-from blockconv.kernels.common.geometry import NO_BLOCK
+from blockconv.jit.ir import copy_memory, fill_memory, move, move_part
+from blockconv.kernels.common.copies import fill_pixels, gather_blocks
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.packed_pixels import PixelPacking, Pixels, pixel_packer
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
@@ -23,10 +23,7 @@ UNIT = 4  # bytes
 
 def source_offset(a, c):
     """From the source's first channel to channel `c`, in bytes."""
-    s_len = a.source.length
-    if s_len == 1:  # a division takes as long as a short copy
-        return c * a.source.block
-    return (c // s_len) * a.source.block + (c % s_len) * a.source.channel
+    return Geometry.offset(a.source, c)
 
 
 def columns_in_bounds(a, iw):
@@ -209,7 +206,7 @@ def pack_interleaved(unit, vector_bytes=0):
         if vector_bytes == 0 or unit == 4 or of.others >= 0:
             interleave(moved(of, src), dst, count, step)
         else:
-            fill_bytes(dst, count * 4, 0)
+            fill_memory(dst, count * 4, 0)
 
     return window_packer(4, unit == 4, begin, pack)
 

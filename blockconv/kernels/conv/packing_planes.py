@@ -2,7 +2,7 @@
 
 from blockconv import jit
 from blockconv.jit.ir import move, prefetch
-from blockconv.kernels.common.copies import fill_bytes
+from blockconv.kernels.common.copies import fill_pixels
 from blockconv.kernels.common.packed_pixels import bits_transposer
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
 from blockconv.kernels.conv.codegen import strided_mover
@@ -110,7 +110,7 @@ def pack_across(channels, touching, phases, stride, lanes, itemsize):
                 for c in range(0, ic, channels):
                     at = src + source_offset(a, wanted.channel + c)
                     for k in range(min(channels, ic - c) if left else 0):
-                        fill_bytes(out + (c + k) * plane, left * itemsize, 0)
+                        fill_pixels(out + (c + k) * plane, left, itemsize, 0)
                     for k in range(left, cols, lanes):
                         to = out + c * plane + k * itemsize
                         transpose(to, plane, at + (k - left) * step, step, ic - c, right - k, cols - k)

@@ -20,9 +20,10 @@ from blockconv.kernels.common.dot import tiles_of_registers
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.taps import kept_taps
+from blockconv.kernels.common.tasks import tasks_wanted
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.conv.blocking import ConvBlocking
-from blockconv.kernels.conv.dividing import PANEL_ROW_CYCLES, pixels_of_task, splits_of_tasks, tasks_wanted
+from blockconv.kernels.conv.dividing import PANEL_ROW_CYCLES, pixels_of_task, splits_of_tasks
 from blockconv.kernels.conv.space import Space, is_pointwise, space
 from blockconv.machine.machine import Machine
 from blockconv.machine.profile import SCATTERED
@@ -69,10 +70,9 @@ def contiguous_channels(strides: Geometry, at: Space, itemsize: int) -> int:
 
 def space_of(request: Request) -> Space:
     """The space that tiles run in. Only the packing of planes finds the rows of a flat destination."""
-    p, src, dst = request.problem, request.src, request.dst
-    flat = space(p, src, dst, strided=True)
+    flat = space(request, strided=True)
     has_planes = not contiguous_channels(request.source, flat, request.types.src.itemsize)
-    return flat if has_planes else space(p, src, dst)
+    return flat if has_planes else space(request)
 
 
 def _lanes(machine: Machine, itemsize: int) -> list[int]:
@@ -123,7 +123,7 @@ def blocking(request: Request) -> ConvBlocking:
         pixel_lanes=tile.lanes,
         phases=phases,
         # The rows of the one-tap problem, where its space differs from the space of the other kernels.
-        line=p.ow if at != space(p, request.src, request.dst) else 0,
+        line=p.ow if at != space(request) else 0,
     )
 
 
@@ -180,7 +180,7 @@ def _cycles(request: Request, at: Space, tile: _Tile, rows: int, cols: int) -> f
     reduced = ocbs * (tiles * (steps * step + end) + BLOCK_CYCLES)
     reduced += tiles * PART_CYCLES * (oc % tile.channels > 0)
     if contiguous_channels(request.destination, at, itemsize):
-        vectors = -(-(request.dst.padded_shape(p.dst_shape)[1] - p.oc) // machine.lanes(itemsize))
+        vectors = -(-(request.padded_oc - p.oc) // machine.lanes(itemsize))
         reduced += tiles * tile.rows * tile.pixels * (oc * SCATTERED_CYCLES + vectors * ZEROED_CYCLES)
     if from_channels := contiguous_channels(request.source, at, itemsize):
         phases, each = _phases(at, cols)

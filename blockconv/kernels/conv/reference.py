@@ -20,11 +20,6 @@ class ReferenceArguments(ConvOperands, ConvSizes):
     destination = group(Geometry, "the destination's strides")
 
 
-def _offset(geometry, channel):
-    """From the first channel to this one, in bytes."""
-    return (channel // geometry.length) * geometry.block + (channel % geometry.length) * geometry.channel
-
-
 @jit.kernel
 def conv_reference(itemsize):
     """A task is one row of one output channel, padding channels included (they are zero)."""
@@ -37,7 +32,7 @@ def conv_reference(itemsize):
         for task in range(first, last):
             h, rest = task % a.oh, task // a.oh
             c, n = rest % a.padded_oc, rest // a.padded_oc
-            out = a.dst + n * destination.n + h * destination.row + _offset(destination, c)
+            out = a.dst + n * destination.n + h * destination.row + Geometry.offset(destination, c)
             for w in range(a.ow):
                 at = out + w * destination.col
                 if c >= a.oc:
@@ -45,7 +40,7 @@ def conv_reference(itemsize):
                     continue
                 total = load_f(a.bia + c * itemsize, itemsize)
                 for i in range(group_ic):
-                    plane = a.src + n * source.n + _offset(source, c // group_oc * group_ic + i)
+                    plane = a.src + n * source.n + Geometry.offset(source, c // group_oc * group_ic + i)
                     for y in range(a.kh):
                         for x in range(a.kw):
                             ih, iw = h * a.sh - a.ph + y * a.dh, w * a.sw - a.pw + x * a.dw

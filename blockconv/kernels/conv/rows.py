@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOAT, HALVES, INT4, INT8, element
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import Dot, name_of, packed_as_one
@@ -74,7 +73,7 @@ def _tiled(
         if reason:
             return reason
         found = cut(request, **tile)
-        at = space(request.problem, request.src, request.dst, found.line > 0)
+        at = space(request, found.line > 0)
         kept = _kept(at, request, found)
         found = replace(found, kept=kept) if kept.rows else found
         # The form has taps along h and w. A space whose images are rows has those along w first.
@@ -110,7 +109,7 @@ def _least(request: Request) -> float:
     pixels = [kept_along(p, x, 1)[1] * getattr(p, "o" + x) for x in "hw"]
     taps = math.prod(pixels) if types.has_finite_weights else p.kh * p.kw * p.oh * p.ow
     products = p.n * p.oc * (p.ic // p.g) * taps
-    return products / request.machine.lanes(types.acc.itemsize) * request.machine.profile.fma
+    return products / request.lanes * request.machine.profile.fma
 
 
 def _weights_dense(found: ConvBlocking) -> WeightForm:
@@ -132,7 +131,7 @@ def _seconds_of_tiles(request: Request, found: ConvBlocking, at: Space, kept: fl
     known, rates = m.profile, m.profile.by(name_of(dot))
     # Elements that a multiply-accumulate takes, and of those that are packed, which are of as many bytes.
     ic, oc, fma = -(-p.ic // p.g // dot.channels), p.oc // p.g, m.fma_seconds(found.lanes, itemsize)
-    tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * -(-oc // found.width)
+    tiles = at.tiles(found.rows, found.pixels) * p.g * -(-oc // found.width)
     pixels = found.rows * found.pixels
     taps = ic * p.kh * p.kw
     reduced = ic * kept * rates.step(pixels, found.vectors, fma / known.fma, are_far(m, taps, found.vectors))
@@ -141,15 +140,16 @@ def _seconds_of_tiles(request: Request, found: ConvBlocking, at: Space, kept: fl
     steps = -(-p.ic // p.g // found.step) * kept * each
     vectors, existing = pixels * found.vectors, oc / (-(-oc // found.width) * found.vectors)
     stored = rates.end(vectors) + vectors * _storing(request, found, existing)
-    if _ends_in_part(p, request.dst, found):  # of a tile's vectors the last
+    if _ends_in_part(request, found):  # of a tile's vectors the last
         stored += pixels * known.stores["partial"] / -(-oc // found.width)
     return tiles * (reduced + steps + stored)
 
 
-def _ends_in_part(problem: Conv2dProblem, dst: Layout, found: ConvBlocking) -> bool:
+def _ends_in_part(request: Request, found: ConvBlocking) -> bool:
     """Whether a group's last vector is not stored whole; a destination's padding is stored, of the last group."""
-    oc = problem.oc if problem.g > 1 else dst.padded_shape(problem.dst_shape)[1]
-    return found.store_width > 1 and oc // problem.g % found.lanes > 0
+    p = request.problem
+    oc = p.oc if p.g > 1 else request.padded_oc
+    return found.store_width > 1 and oc // p.g % found.lanes > 0
 
 
 def _storing(request: Request, found: ConvBlocking, channels: float) -> float:
@@ -163,9 +163,9 @@ def _packing(request: Request, found: ConvBlocking) -> float:
     """Seconds to pack all windows: the kernel's time, or the time to read the source's lines and to write, if more."""
     if found.in_place:
         return 0.0
-    p, src, known, itemsize = request.problem, request.src, request.machine.profile, request.types.src.itemsize
-    at, strides, shared = space(p, src, request.dst), request.source, found.shared.groups
-    tasks = at.images * -(-p.g // shared) * -(-at.oh // found.task_rows) * -(-at.ow // found.task_cols)
+    p, known, itemsize = request.problem, request.machine.profile, request.types.src.itemsize
+    at, strides, shared = space(request), request.source, found.shared.groups
+    tasks = at.tiles(found.task_rows, found.task_cols) * -(-p.g // shared)
     panels = tasks * -(-found.task_cols // found.panel)
     rows = panels * found.window_rows * at.depth
     ic = p.ic // p.g * shared
@@ -266,6 +266,10 @@ REGIONS = Row(
 _NO_MATRICES = "is for processors with a unit that multiplies matrices (AMX)"
 
 
+def _least_of_matrices(request: Request) -> float:
+    return 0.0 if request.machine.isa.amx else math.inf
+
+
 def _why_not_matrix(request: Request) -> Reason | None:
     reason = _why_not_pairs(request)
     if reason or not request.machine.isa.amx:
@@ -276,7 +280,7 @@ def _why_not_matrix(request: Request) -> Reason | None:
 def _cost_matrix(request: Request, found: ConvBlocking, at: Space) -> float:
     """Tiles as the machine's profile has them, stores, and packing of windows."""
     p = request.problem
-    count = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
+    count = at.tiles(found.rows, found.pixels) * p.g
     vectors, oc = found.rows * found.pixels * found.vectors, p.oc // p.g
     tiles = -(-oc // found.width)
     stored = vectors * _storing(request, found, oc / (tiles * found.vectors))
@@ -291,7 +295,7 @@ MATRIX = Row(
     op="conv2d",
     dtypes=frozenset(str(types) for types in (*INT4, *INT8, *HALVES) if types.src.kind != FLOAT),
     make=_tiled(matrix_blocking.blocking, _cost_matrix, _weights_dense, _why_not_matrix),
-    least=lambda request: 0.0 if request.machine.isa.amx else math.inf,
+    least=_least_of_matrices,
 )
 
 
@@ -306,7 +310,7 @@ def _why_not_matrix_pixels(request: Request) -> Reason | None:
 
 def _cost_matrix_pixels(request: Request, found: ConvBlocking, at: Space) -> float:
     """Tiles, whose vectors are stored whole, and packing of windows."""
-    count = at.images * request.problem.g * at.oh * -(-at.ow // found.pixels) * found.ocbs
+    count = at.tiles(1, found.pixels) * request.problem.g * found.ocbs
     return count * matrix_pixel_blocking.tile_seconds(request, found) + _packing(request, found)
 
 
@@ -315,7 +319,7 @@ MATRIX_PIXELS = Row(
     op="conv2d",
     dtypes=frozenset(str(types) for types in (*INT8, *HALVES) if types.src.kind != FLOAT),
     make=_tiled(matrix_pixel_blocking.blocking, _cost_matrix_pixels, _weights_dense, _why_not_matrix_pixels),
-    least=lambda request: 0.0 if request.machine.isa.amx else math.inf,
+    least=_least_of_matrices,
 )
 
 
@@ -371,7 +375,7 @@ def _weights_grouped(found: ConvBlocking) -> WeightForm:
 def _cost_grouped(request: Request, found: ConvBlocking, at: Space) -> float:
     """Arithmetic in whole tiles at the rate of vectors, and packing."""
     p, m, itemsize = request.problem, request.machine, request.types.acc.itemsize
-    tiles = at.images * -(-p.g // found.shared.groups) * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
+    tiles = at.tiles(found.rows, found.pixels) * -(-p.g // found.shared.groups)
     vectors, channels = found.rows * found.pixels, found.shared.groups * found.shared.group_oc
     step = max(vectors * m.spread_seconds("direct", found.lanes, itemsize), m.profile.rates.latency)
     kept = _kept(at, request, found).average
@@ -393,10 +397,9 @@ GROUPED = Row(
 
 
 def _make_reference(request: Request) -> Primitive:
-    p, dst = request.problem, request.dst
+    p, padded = request.problem, request.padded_oc
 
     def make(epilogue: Epilogue = _NO_EPILOGUE) -> list[Launch]:
-        padded = dst.padded_shape(p.dst_shape)[1]
         args = fill(
             ReferenceArguments,
             conv_operands(epilogue.residual),

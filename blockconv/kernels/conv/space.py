@@ -48,31 +48,38 @@ class Space(NamedTuple):
         w = cols if self.kw == 1 else (cols - 1) * self.sw + (self.kw - 1) * self.dw + 1
         return h, w
 
+    def tiles(self, rows: int, cols: int) -> int:
+        """How many tiles of so many rows and columns all images make."""
+        return self.images * -(-self.oh // rows) * -(-self.ow // cols)
+
     def rows_of(self, window: int) -> int:
         """How many rows of the destination need at most so many of the source, `window`; none if less than 1."""
         return window if self.kh == 1 else (window - (self.kh - 1) * self.dh - 1) // self.sh + 1
 
 
-@functools.lru_cache(maxsize=4096)
-def space(problem: Conv2dProblem, src: Layout, dst: Layout, strided: bool = False) -> Space:
+def space(request: Request, strided: bool = False) -> Space:
     """The space in which a problem is blocked. It depends on which axes are contiguous in the layouts.
 
     strided: the destination of a 1x1 problem with strides is flat; packing finds each row of the source.
     """
+    return _space(request.problem, request.src, request.dst, strided)
+
+
+@functools.lru_cache(maxsize=4096)
+def _space(problem: Conv2dProblem, src: Layout, dst: Layout, strided: bool) -> Space:
     p = problem
     s, d = geometry(src, p.src_shape, 1), geometry(dst, p.dst_shape, 1)
     # Planes of a destination take rows of neighbours: of pixels, or of images. Elsewhere images go first where the
     # source has them inside a pixel: what is read decides.
     batch = p.n > 1 and (d.n == 1 if d.length == 1 else s.n < s.col)
     flat_batch = s.col == p.n * s.n and d.col == p.n * d.n
-    pixels = p.oh * p.ow
-    if is_pointwise(p) and s.row == p.iw * s.col and d.row == p.ow * d.col:
-        if batch and flat_batch:
+    pixels, is_flat = p.oh * p.ow, d.row == p.ow * d.col
+    rows_are_one = is_flat and is_pointwise(p) and s.row == p.iw * s.col
+    if rows_are_one and batch:
+        if flat_batch:
             return Space(("", "", "hwn"), 1, 1, pixels * p.n, 1, pixels * p.n)
-        if batch:
-            return Space(("", "hw", "n"), 1, pixels, p.n, pixels, p.n)
-        return Space(("n", "", "hw"), p.n, 1, pixels, 1, pixels)
-    if strided and has_one_tap(p) and not is_pointwise(p) and not batch and d.row == p.ow * d.col:
+        return Space(("", "hw", "n"), 1, pixels, p.n, pixels, p.n)
+    if rows_are_one or (is_flat and strided and has_one_tap(p) and not (is_pointwise(p) or batch)):
         return Space(("n", "", "hw"), p.n, 1, pixels, 1, pixels)
     if batch and flat_batch and p.sw == 1 and p.n * p.dw * (p.kw - 1) <= SHORT:
         ow, iw, pw, dw = (p.n * size for size in (p.ow, p.iw, p.pw, p.dw))
@@ -135,6 +142,7 @@ class TapsRegion:
         """From an image to the first pixel, in bytes."""
         return self.rows[0] * dst.row + self.cols[0] * dst.col
 
+    @property
     def all_kept(self) -> Kept:
         """The taps that its tiles reduce."""
         return Kept((self.kept[0],), (self.kept[1],), self.taps)
@@ -169,7 +177,7 @@ def why_not_regions(request: Request) -> str | None:
         return "needs weights that are known to be finite"
     if not has_dilation_alone(p):
         return "needs stride 1 and a dilation"
-    if space(p, request.src, request.dst).axes != ("n", "h", "w"):
+    if space(request).axes != ("n", "h", "w"):
         return "needs images of rows of columns"
     found = regions(p)
     if any(region.taps == 0 for region in found):

@@ -121,7 +121,7 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
     """The blocking of a problem on a machine, or why there is none. Nothing of it depends on the threads."""
     p, types, m = request.problem, request.types, request.machine
     itemsize, ic, oc = types.acc.itemsize, p.ic // p.g, p.oc // p.g
-    lanes = m.isa.vector_bytes // itemsize
+    lanes = request.lanes
     together = _groups_together(request, lanes)
     most = max(1, min(ic, LINES // (p.kh * p.kw)))
     cb = -(-ic // -(-ic // most))
@@ -263,7 +263,7 @@ def _columns(request: Request, cb: int, taps: int) -> Pair:
 def _tile(request: Request, dot: Dot, row_lines: int, oc: int) -> Pair:
     """(lines, vectors) of the tile of least predicted time."""
     m = request.machine
-    rates, lanes = m.profile.by(name_of(dot)), m.lanes(request.types.acc.itemsize)
+    rates, lanes = m.profile.by(name_of(dot)), request.lanes
     best: tuple[float, int, int] | None = None
     for vectors, most in tiles_of(dot, m.isa):
         tiles = -(-row_lines // most)

@@ -7,7 +7,6 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import (
-    I64,
     call_kernel,
     const,
     copy_memory,
@@ -15,7 +14,6 @@ from blockconv.jit.ir import (
     emitted,
     fill_memory,
     load_i64,
-    pointer,
     store_bits,
 )
 from blockconv.kernels.common.floats import Floats
@@ -156,12 +154,11 @@ def columns_tile(at: ColumnsTileSpec):
     held = ElementType.of(at.acc)
     count = at.rows * at.taps * at.channels
 
-    def compute(builder, run: TileRecord, record) -> None:
+    def compute(builder, run: TileRecord, record, at: ColumnsTileSpec) -> None:
         b, v = builder, Vectors(builder, held, at.lanes, bool(at.fma))
         accs = v.slots(count, v.zero)
         with b.if_then(b.icmp_signed("==", run.is_first, const(0))):
-            for k, slot in enumerate(accs):
-                b.store(v.load(run.sums + k * v.bytes), slot)
+            v.restore(accs, run.sums)
         with counted(b, run.rows) as row:
             first = row * run.row_steps
             src = source_of(b, run, first)
@@ -172,10 +169,9 @@ def columns_tile(at: ColumnsTileSpec):
                     x = src + col * (at.px_step * at.pixel * v.itemsize)
                     _add_pixels(v, at, pixels, (x, run.src_row), grad + col * (at.grad * v.itemsize), accs)
                 done, pixels = end, pixels // 2
-        for k, slot in enumerate(accs):
-            v.store(b.load(slot), run.sums + k * v.bytes)
+        v.spill(accs, run.sums)
 
-    return kernel_of_tiles(compute, count * at.lanes * held.itemsize)
+    return kernel_of_tiles(compute, at, count * at.lanes * held.itemsize)
 
 
 def _add_pixels(v: Vectors, at: ColumnsTileSpec, pixels: int, src: tuple[Any, Any], grad, accs: list[Any]) -> None:
@@ -217,7 +213,7 @@ def _pack_images(of, pack, chunk, channel, channels, to, apart):
     """Pack a chunk's images of an array, as many channels as exist from this one on. apart: from image to image."""
     strides, kernel = of.strides, of.pack
     pack.strides, pack.inside, pack.channels = strides.address, channel % strides.length, min(channels, pack.width)
-    first = of.first + channel // strides.length * strides.block + pack.inside * strides.channel
+    first = of.first + Geometry.offset(strides, channel)
     for k in range(chunk.images):
         pack.dst, pack.image = to + k * apart, image_at(first, chunk.n + k, strides)
         call_kernel(kernel, pack.address, 0, 0, 0)
@@ -401,13 +397,13 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
 
         def loaded(_: bool) -> list[Any]:
             rows = [builder.select(k < count, const(k), last) for k in range(lanes)]
-            offsets = [builder.load(builder.gep(pointer(builder, w.rows, I64), [row])) for row in rows]
-            sums = [held.slots(1, held.load(w.sums + offset))[0] for offset in offsets]
+            offsets = [load_i64.emit(builder, w.rows, row) for row in rows]
+            sums = held.in_slots(held.load(w.sums + offset) for offset in offsets)
             with counted(builder, w.splits - 1) as number:
                 split = w.sums + (number + 1) * w.split
                 for slot, offset in zip(sums, offsets, strict=True):
                     builder.store(builder.load(slot) + held.load(split + offset), slot)
-            return [builder.load(slot) for slot in sums]
+            return held.loaded(sums)
 
         def store(k: int, value, whole: bool) -> None:
             stored = None if whole else v.computed.below(builder.select(k < channels, count, const(0)))

@@ -26,12 +26,13 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.layout import Layout
-from blockconv.core.types import FLOATS, HALVES, ElementType, Types
+from blockconv.core.types import OF_GRADIENTS, ElementType
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import name_of
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
+from blockconv.kernels.common.operands import DST_BIAS, DST_WEIGHTS, GRAD, INPUT, OIHW, WORKSPACE
 from blockconv.kernels.common.packed_images import pack_image
 from blockconv.kernels.common.packed_pixels import packing_of
 from blockconv.kernels.common.request import Reason, Request, are_far
@@ -40,16 +41,10 @@ from blockconv.kernels.conv import weights_kernels as kernels
 from blockconv.kernels.conv.weights_blocking import CHUNK_STEPS, WeightsBlocking, weights_blocking
 from blockconv.kernels.conv.weights_kernels import Images, WeightsArguments
 from blockconv.kernels.table import Primitive, Row
-from blockconv.runtime import OWN_TABLE, Buffer, Launch
-
-INPUT, GRAD, DST, DST_BIAS, WORKSPACE = (Buffer(k) for k in range(5))
-_OIHW = Layout("abcd")
+from blockconv.runtime import OWN_TABLE, Launch
 
 
-def _make(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Primitive | Reason:
-    for layout in (request.src, request.dst):
-        if not layout.is_native:
-            return f"needs layouts with at most one block of channels, unlike {layout}"
+def _make(request: Request, weights: Layout = OIHW, bias: bool = False) -> Primitive | Reason:
     at = weights_blocking(request.on_threads(1))
     if isinstance(at, Reason):
         return at
@@ -85,7 +80,7 @@ def _images(request: Request, packed: ElementType, is_input: bool, step: int) ->
     """packed: the type of packed elements. step: columns from one that is packed to the next."""
     p, type = request.problem, request.types.src
     layout, shape = (request.src, p.src_shape) if is_input else (request.dst, p.dst_shape)
-    strides, lanes = geometry(layout, shape, type.itemsize), request.machine.lanes(request.types.acc.itemsize)
+    strides, lanes = geometry(layout, shape, type.itemsize), request.lanes
     pack = pack_image(packing_of(strides, type, packed, lanes, step))
     return Images(first=INPUT if is_input else GRAD, strides=strides, pack=pack.address)
 
@@ -97,7 +92,8 @@ def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool
     in_pairs = at.dot.channels > 1
     packed = types.src if in_pairs else types.acc
     whole, cut = _offsets(request, at, window)
-    size, taps = types.acc.itemsize, max(1, at.taps)
+    size, taps, chunks = types.acc.itemsize, max(1, at.taps), at.chunks(p)
+    ic, oc = p.ic // p.g, at.packed_groups * (p.oc // p.g)
     record = TileRecord.with_zeros(
         runs=1,
         rows=1,
@@ -114,7 +110,7 @@ def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool
         record=record,
         src=_images(request, packed, True, at.col_step),
         grad=_images(request, packed, False, 1),
-        dst=DST,
+        dst=DST_WEIGHTS,
         dst_bias=DST_BIAS if bias else 0,
         workspace=WORKSPACE if at.splits > 1 else 0,
         offsets=OWN_TABLE,
@@ -122,12 +118,20 @@ def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool
         cut_offsets=8 * (2 * len(whole) + len(runs) + len(rows)),
         step_pixels=at.dot.channels,
         one=packed.bits(1.0) * (0x10001 if in_pairs else 1),
-        **_sizes(request, at),
+        ic=ic,
+        group_ic=at.packed_groups * ic,
+        all_ic=p.ic,
+        oc=oc,
+        all_oc=p.oc,
+        chunks=math.prod(chunks),
+        row_chunks=chunks[1],
+        col_chunks=chunks[2],
+        itemsize=size,
         **window,
         **memory,
         tile=(_columns_tile(request, at) if at.taps else _tile(request, at, at.lines)).address,
         tile_of_ones=(_columns_tile(request, at, True) if at.taps else _tile(request, at, 1)).address if bias else 0,
-        dst_group=at.packed_groups * (p.oc // p.g) * axes[0],
+        dst_group=oc * axes[0],
         dst_o=axes[0],
         dst_i=axes[1],
         runs=len(runs),
@@ -187,24 +191,6 @@ def _runs(request: Request, at: WeightsBlocking, axes: dict[int, int]) -> tuple[
     offsets, itemsize = sorted(places), request.types.dst.itemsize
     firsts = [k for k, offset in enumerate(offsets) if k == 0 or offset != offsets[k - 1] + itemsize]
     return [offsets[k] for k in firsts], [places[offset] for offset in offsets]
-
-
-def _sizes(request: Request, at: WeightsBlocking) -> Words:
-    """The number and sizes of the parts that the problem is cut into."""
-    p = request.problem
-    ic, oc = p.ic // p.g, at.packed_groups * (p.oc // p.g)
-    _, row_chunks, col_chunks = at.chunks(p)
-    return {
-        "ic": ic,
-        "group_ic": at.packed_groups * ic,
-        "all_ic": p.ic,
-        "oc": oc,
-        "all_oc": p.oc,
-        "chunks": math.prod(at.chunks(p)),
-        "row_chunks": row_chunks,
-        "col_chunks": col_chunks,
-        "itemsize": request.types.acc.itemsize,
-    }
 
 
 def _window_words(request: Request, at: WeightsBlocking) -> Words:
@@ -280,5 +266,5 @@ BACKWARD_WEIGHTS = Row(
     name="conv_backward_weights_tiles",
     op="conv2d_backward_weights",
     make=_make,
-    dtypes=frozenset(str(types) for types in (*map(Types.all, FLOATS[:2]), *HALVES)),
+    dtypes=OF_GRADIENTS,
 )

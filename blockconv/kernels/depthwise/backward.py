@@ -18,7 +18,6 @@ and these are interleaved and stored. A step computes the `sh` rows of the input
 gradient reach, so each of these is loaded once for all. Buffers: those of the forward op.
 """
 
-import functools
 import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -89,13 +88,11 @@ class GradientSpec:
     @property
     def along(self) -> tuple[int, int, int]:
         """Taps, stride and dilation along a line."""
-        rows, cols = (self.kh, self.sh, self.dh), (self.kw, self.sw, self.dw)
-        return rows if self.pixels > 1 else cols
+        return (self.kh, self.sh, self.dh) if self.pixels > 1 else (self.kw, self.sw, self.dw)
 
     @property
     def across(self) -> tuple[int, int, int]:
-        rows, cols = (self.kh, self.sh, self.dh), (self.kw, self.sw, self.dw)
-        return cols if self.pixels > 1 else rows
+        return (self.kw, self.sw, self.dw) if self.pixels > 1 else (self.kh, self.sh, self.dh)
 
     @property
     def reach(self) -> int:
@@ -330,13 +327,12 @@ class _WeightsCode(_Code):
 
     def begin(self, sums) -> None:
         """Go on from sums in memory."""
-        for k, slot in enumerate(self.accs):
-            self.b.store(self.sums.load(sums + k * self.sums.bytes), slot)
+        self.sums.restore(self.accs, sums)
 
     def fold(self, to) -> None:
         """Store the sums of the pixels of each vector, [tap][channel]."""
         b, v, spec = self.b, self.sums, self.spec
-        vectors = [b.load(slot) for slot in self.accs]
+        vectors = v.loaded(self.accs)
         for _ in range(spec.pixels.bit_length() - 1):
             vectors += [v.zero] * (len(vectors) % 2)
             pairs = [[p, q] for p, q in zip(vectors[::2], vectors[1::2], strict=True)]
@@ -413,7 +409,7 @@ def depthwise_weights(shape: GradientSpec):
     return kernel
 
 
-vectors, floats = (functools.partial(emitted, whole=True)(code) for code in (Vectors, Floats))
+vectors, floats = (emitted(code, whole=True) for code in (Vectors, Floats))
 
 
 @jit.kernel

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from blockconv.core.layout import Layout
-from blockconv.core.types import FLOATS, HALVES, ElementType, Types
+from blockconv.core.types import OF_GRADIENTS, ElementType
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
 from blockconv.kernels.common.geometry import ChannelVector, channel_vectors, contiguous_unit, window_axis
-from blockconv.kernels.common.operands import CONV
+from blockconv.kernels.common.operands import CONV, DST_BIAS, DST_WEIGHTS, GRAD, INPUT, OIHW, WORKSPACE
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.depthwise.backward import (
     DepthwiseDataArguments,
@@ -25,7 +25,7 @@ from blockconv.kernels.depthwise.backward import (
 )
 from blockconv.kernels.rewritten import exchanged_problem
 from blockconv.kernels.table import Epilogue, Primitive, Row, TapsPiece, WeightForm
-from blockconv.runtime import OWN_TABLE, Buffer, Launch
+from blockconv.runtime import OWN_TABLE, Launch
 
 TASKS = 16  # that there are, where there is work enough: splits do not depend on the threads
 SPLIT_BYTES = 1 << 18  # of both arrays that a split reads, at the least
@@ -38,18 +38,16 @@ DATA_CYCLES = 8  # of a step of theirs, beside its products, loads and stores
 ROW_CYCLES = 40  # of a row of the gradient, of a vector of channels
 PIXELS_CYCLES = 2  # of a vector of pixels, beside its loads
 FOLD_CYCLES = 30  # to add the sums of a vector's pixels
-INPUT, GRAD, DST, DST_BIAS, WORKSPACE = (Buffer(k) for k in range(5))
-_OIHW = Layout("abcd")
 
 
 def _lanes(request: Request) -> int:
     """Channels of a vector; 0 where there are too few contiguous ones."""
-    types, most = request.types, request.machine.lanes(request.types.acc.itemsize)
-    for of, type in ((request.source, types.src), (request.destination, types.src)):
-        if of.channel != type.itemsize:
+    most = request.lanes
+    for of in (request.source, request.destination):
+        if of.channel != request.types.src.itemsize:
             return 0
         most = min(most, 1 << (of.length.bit_length() - 1))
-    return most if 2 * most >= request.machine.lanes(types.acc.itemsize) else 0
+    return most if 2 * most >= request.lanes else 0
 
 
 Vectors = list[tuple[int, ...]]
@@ -76,13 +74,13 @@ def _unit(request: Request, type: ElementType) -> int:
     type: of the second array.
     """
     unit = contiguous_unit(request.source, request.types.src.itemsize)
-    is_part = 2 * unit <= request.machine.lanes(request.types.acc.itemsize) and not unit & (unit - 1)
+    is_part = 2 * unit <= request.lanes and not unit & (unit - 1)
     return unit if is_part and unit == contiguous_unit(request.destination, type.itemsize) else 0
 
 
 def _spec(request: Request, unit: int, columns: int, bias: bool = False) -> GradientSpec:
     """Half a vector, or less, serves rows of so many columns that it holds: fewer sums are added at the end."""
-    p, types, lanes = request.problem, request.types, request.machine.lanes(request.types.acc.itemsize)
+    p, types, lanes = request.problem, request.types, request.lanes
     while lanes > 4 and lanes >= 2 * max(unit, columns * unit):
         lanes //= 2
     codes = types.src.code, types.dst.code, int(request.machine.isa.fma)
@@ -91,9 +89,6 @@ def _spec(request: Request, unit: int, columns: int, bias: bool = False) -> Grad
 
 def _why_not(request: Request) -> Reason | None:
     p = request.problem
-    for layout in (request.src, request.dst):
-        if not layout.is_native:
-            return f"needs layouts with at most one block of channels, unlike {layout}"
     if not p.is_depthwise or p.oc != p.ic:
         return "needs groups of one input channel and one output channel"
     most = request.machine.isa.registers - SPARE
@@ -102,13 +97,13 @@ def _why_not(request: Request) -> Reason | None:
     return None
 
 
-def _channels(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Primitive | Reason:
+def _channels(request: Request, weights: Layout = OIHW, bias: bool = False) -> Primitive | Reason:
     lanes = _lanes(request)
     reason = _why_not(request) or (None if lanes else "needs vectors of contiguous channels in both arrays")
     return reason or _primitive(request, replace(_spec(request, lanes, 1, bias), lanes=lanes), weights)
 
 
-def _pixels(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Primitive | Reason:
+def _pixels(request: Request, weights: Layout = OIHW, bias: bool = False) -> Primitive | Reason:
     unit, reason = _unit(request, request.types.src), _why_not(request)
     if reason is None and not unit:
         reason = "needs vectors of contiguous pixels, of the same few channels in both arrays"
@@ -156,9 +151,9 @@ def _bind(
         p,
         src=INPUT,
         grad=GRAD,
-        dst=DST,
+        dst=DST_WEIGHTS,
         dst_bias=DST_BIAS if spec.bias else 0,
-        sums=DST if is_finished else WORKSPACE,
+        sums=DST_WEIGHTS if is_finished else WORKSPACE,
         table=OWN_TABLE,
         taps_at=ChannelVector.nbytes * len(vectors),
         vectors=len(vectors),
@@ -179,11 +174,9 @@ def _bind(
     return [op, Launch(finish, args, len(vectors), chunk, 0, table)]
 
 
-_DTYPES = frozenset(str(types) for types in (*map(Types.all, FLOATS[:2]), *HALVES))
-
 ROWS = (
-    Row("depthwise_backward_weights", "conv2d_backward_weights", _channels, _DTYPES),
-    Row("depthwise_backward_weights_pixels", "conv2d_backward_weights", _pixels, _DTYPES),
+    Row("depthwise_backward_weights", "conv2d_backward_weights", _channels, OF_GRADIENTS),
+    Row("depthwise_backward_weights_pixels", "conv2d_backward_weights", _pixels, OF_GRADIENTS),
 )
 
 
@@ -253,5 +246,5 @@ BACKWARD_DATA = Row(
     "conv_backward_data_depthwise_pixels",
     "conv2d_backward_data",
     _data,
-    frozenset(str(types) for types in (*map(Types.all, FLOATS[:2]), *HALVES)),
+    OF_GRADIENTS,
 )

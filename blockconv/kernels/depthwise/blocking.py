@@ -384,7 +384,7 @@ def _with_lanes(request: Request, lanes: int) -> DepthwiseBlocking | Reason:
     """With vectors of so many elements of the source."""
     p, src, dst, types, m = request.problem, request.src, request.dst, request.types, request.machine
     s, d = request.source, request.destination
-    padded = dst.padded_shape(p.dst_shape)[1]
+    padded = request.padded_oc
     batched = _is_batched(s, p.n, types.src.itemsize)
     if 2 * s.length == lanes and types.acc.is_float and not batched and _is_half_enough(m, p, s, types):
         lanes = s.length
@@ -451,25 +451,23 @@ def _over_pixels(
         found = whole_rows(machine, p, lanes, block, pixel, types)
     else:
         found = whole_integer_rows(isa, p, lanes, block, pixel)
+    masks, inner = 1, pixel
     if found is not None:
         lanes, loops, tiling = found
-        return DepthwiseBlocking(
-            lanes, block, p.sw, pixel, loops, *tiling, 1, lanes, 0, batched, pixel, runs, block, span=1, whole=True
-        )
-    if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
+    elif p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
         return f"cannot fill a vector of {lanes} elements with pixels of {pixel} elements at stride {p.sw}"
-    packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
-    tiling = tile_axis(request, "h", most)
-    # A tile of half the rows, with as many outputs, has half as many streams, twice as wide. It is 1.1 times as fast
-    # (NCHW8 of 56x56), unless windows are as high as the tile.
-    if p.sw == 1 and p.kh < most // 2:
-        tiling = halved(request, "h", tiling.unrolled) or tiling
-    loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))
-    masks = 0 if packed else 1 if isa.name == "avx512" or not tiling.taps else 2
-    inner = pixel if p.sw > 1 else 1
-    return DepthwiseBlocking(
-        lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0, batched, pixel, runs, block, span=1
-    )
+    else:
+        packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
+        tiling = tile_axis(request, "h", most)
+        # A tile of half the rows, with as many outputs, has half as many streams, twice as wide. It is 1.1 times as
+        # fast (NCHW8 of 56x56), unless windows are as high as the tile.
+        if p.sw == 1 and p.kh < most // 2:
+            tiling = halved(request, "h", tiling.unrolled) or tiling
+        loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))
+        masks = 0 if packed else 1 if isa.name == "avx512" or not tiling.taps else 2
+        inner = pixel if p.sw > 1 else 1
+    shape = lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0
+    return DepthwiseBlocking(*shape, batched, pixel, runs, block, span=1, whole=found is not None)
 
 
 def _tiles_of_pixels(request: Request, one_by_one: bool = False) -> tuple[AxisTiling, int]:

@@ -15,7 +15,7 @@ the loop axis, a row outside is one sum of zero times each weight, and columns o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -213,20 +213,28 @@ def times(value, count: int):
 
 
 class FloatTile:
-    """The code of one tile of floats. `accs` are the accumulators."""
+    """The code of one tile of floats. `accs` are the accumulators. columns: of a tile of whole rows."""
+
+    columns: Any = None
 
     def __init__(self, builder, spec: DepthwiseTileSpec, run: DepthwiseTileRun) -> None:
         self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, run.loop, run.unrolled
         self.out = run.out._replace(dst_pixel=step_of(builder, run.out.dst_pixel))
         self.v = self.read_as = spec.tile.code(builder)
-        self.taken, self.border, self.wei_mask = 1, None, None  # taken: taps at once
+        # taken: taps at once; border, padding: what a load's lanes off the image are, and vectors off it
+        self.taken, self.border, self.padding, self.wei_mask = 1, None, self.v.zero, None
+        self.accs = self.biases()
+
+    def biases(self) -> list[Any]:
+        """The accumulators as they begin."""
+        spec, run = self.spec, self.run
         if spec.period == 1:
             bias = self.v.broadcast(run.bia)
         else:
-            mask = lanes_below(builder, spec.period, run.out.valid)
+            mask = lanes_below(self.b, spec.period, run.out.valid)
             bias = self.repeated(self.v.load(run.bia, mask, lanes=spec.period))
             self.wei_mask = mask if spec.masked == 2 else None
-        self.accs = self.v.slots(spec.loops * spec.unrolled, bias)
+        return self.v.slots(spec.loops * spec.unrolled, bias)
 
     def emit(self) -> None:
         """Reduce and store the tile."""
@@ -270,6 +278,8 @@ class FloatTile:
         """By the number of a run's `variant`: (whether the tile begins before the unrolled axis, whether it ends past
         it, whether loads along pixels are masked)."""
         spec = self.spec
+        if self.columns:
+            return dict(enumerate(self.columns.edges))
         if spec.is_packed:
             return {0: (False, False, False)}
         begins, ends = range(1 + (spec.begin > 0)), range(1 + (spec.end > 0))
@@ -295,29 +305,49 @@ class FloatTile:
         with counted(b, self.loop.taps) as taps:
             wei = self.run.wei + taps * self.loop.wei_step
             step = opaque(b, self.unrolled.wei_step)
-            weights = [self.weight(wei + times(step, t)) for t in range(spec.taps)]
+            weights = [self.parts(wei + times(step, t)) for t in range(spec.taps)]
             for q in range(spec.loops):
                 ahead, position = self.position(taps, q)
-                base = self.run.src + ahead * self.loop.src_step
-                slots = [self.accs[spec.accumulator(q, p)] for p in range(spec.unrolled)]
+                base, slots = self.run.src + ahead * self.loop.src_step, self.slots(q)
+
+                def feed(masks: list[Any | None] | None, base=base, slots=slots) -> None:
+                    row = base, self.unrolled.src_step, Loader(self.v, spec, self.run, masks)
+                    self.feed(edges, [row], lambda: weights.__getitem__, slots)
+
                 if spec.columns:
-                    masks = self.pixels(position, mask)
-                    self.feed(edges, Loader(self.v, spec, self.run, masks), base, weights, slots)
+                    feed(self.pixels(position, mask))
                     continue
                 inside = b.icmp_unsigned("<", position, self.loop.size)
                 with b.if_else(inside, likely=True) as (in_bounds, outside):
                     with in_bounds:
-                        self.feed(edges, Loader(self.v, spec, self.run), base, weights, slots)
+                        feed(None)
                     with outside:
                         self.feed_zeros(weights, slots)
 
-    def feed(self, edges: tuple[bool, bool], loader: Loader, base, weights: list[Any], slots: list[Any]) -> None:
-        """One tap of the loop axis: each source vector is loaded once, and multiplied into all outputs that read it."""
-        b, readers = self.b, self.spec.readers
-        for position, at in self.positions(edges, [base], [self.unrolled.src_step]):
-            x = self.v.zero if at is None else loader.load(*at)
+    def feed(
+        self,
+        edges: tuple[bool, bool],
+        rows: list[tuple[Any, Any, Loader]],
+        weights: Callable[[], Callable[[int], list[Any]]],
+        slots: list[list[Any]],
+    ) -> None:
+        """One group of taps of the loop axis: each position is read once, and multiplied into all outputs that read it.
+
+        weights(): for each position, gives the weights by the tap of the unrolled axis.
+        """
+        readers, outside = self.spec.readers, None
+        for position, at in self.positions(edges, [base for base, _, _ in rows], [step for _, step, _ in rows]):
+            if at is None:
+                outside = x = outside or self.joined([self.padding] * len(rows))
+            else:
+                x = self.read(at, rows)
+            weight = weights()
             for p, t in readers[position]:
-                b.store(self.v.multiply_add(x, weights[t], b.load(slots[p])), slots[p])
+                self.accumulate(slots[p], x, weight(t))
+
+    def read(self, at: list[Any], rows: list[tuple[Any, Any, Loader]]) -> list[Any]:
+        """The parts of a position, whose taps of the loop axis are at these addresses."""
+        return self.joined([loader.load(x) for x, (_, _, loader) in zip(at, rows, strict=True)])
 
     def positions(
         self, edges: tuple[bool, bool], at: list[Any], steps: list[Any]
@@ -343,9 +373,9 @@ class FloatTile:
     def feed_zeros(self, weights: list[Any], slots: list[Any]) -> None:
         """One tap of the loop axis that falls outside: for every output the same sum."""
         total = self.v.zero
-        for weight in weights:
+        for (weight,) in weights:
             total = self.v.multiply_add(self.v.zero, weight, total)
-        for slot in slots:
+        for (slot,) in slots:
             self.b.store(self.b.load(slot) + total, slot)
 
     def slots(self, q: int) -> list[list[Any]]:

@@ -44,10 +44,6 @@ class IntegerRowsTile(IntegerTile):
     def store(self, tile: Tile) -> None:
         finish_rows(self.b, self.spec, self.columns, self.out, self.finished())
 
-    @property
-    def variants(self) -> dict[int, Any]:
-        return dict(enumerate(self.columns.edges))
-
     def vectors(self) -> int:
         return self.columns.vectors(self.spec.unrolled, self.v.lanes)
 

@@ -12,6 +12,7 @@ Positions outside are read from memory that holds it, along both axes. Where vec
 are set to it. Without masks of bytes, rows are packed with it (`depthwise_packed`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -22,7 +23,7 @@ from blockconv.kernels.common.dot import by_number
 from blockconv.kernels.common.requantize import EpilogueArguments, dequantized
 from blockconv.kernels.common.unpacked import PARTS, interleaved
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, FloatTile, Loader, step_of, times
+from blockconv.kernels.depthwise.codegen import FloatTile, Loader, times
 
 
 @emitted
@@ -39,19 +40,16 @@ def repeats(period: int, lanes: int) -> bool:
 class IntegerTile(FloatTile):
     """The code of one tile of bytes, as `FloatTile` is of floats."""
 
-    def __init__(self, builder, spec: DepthwiseTileSpec, run) -> None:
-        self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, run.loop, run.unrolled
-        self.out = run.out._replace(dst_pixel=step_of(builder, run.out.dst_pixel))
-        self.v, self.bytes = spec.tile.code(builder), Vectors(builder, element("uint8"), spec.lanes)
-        self.read_as = self.bytes
+    def biases(self) -> list[Any]:
+        builder, spec = self.b, self.spec
+        self.bytes = self.read_as = Vectors(builder, element("uint8"), spec.lanes)
         self.dot = by_number(spec.dot)
         self.taken = self.dot.channels
         flip = 128 if (ElementType.of(spec.src).kind == SIGNED) != self.dot.is_signed else 0
         self.flip = ir.Constant(self.bytes.kind, [flip] * spec.lanes) if flip else None
-        zero_point = builder.trunc(EpilogueArguments.load(builder, run.out.activation).src_fill, I8)
-        self.border = splat(builder, zero_point, spec.lanes)
-        bias = self.lanes(self.v, run.bia)
-        self.accs = [slot for _ in range(self.vectors()) for part in bias for slot in self.v.slots(1, part)]
+        zero_point = builder.trunc(EpilogueArguments.load(builder, self.out.activation).src_fill, I8)
+        self.border = self.padding = splat(builder, zero_point, spec.lanes)
+        return self.v.in_slots(self.lanes(self.v, self.run.bia) * self.vectors())
 
     def vectors(self) -> int:
         """Vectors of outputs; `lanes` gives the parts of each."""
@@ -93,12 +91,15 @@ class IntegerTile(FloatTile):
 
     def group(self, edges: tuple[bool, bool], number, taps: int) -> None:
         """A group of so many taps of the loop axis."""
-        _b, spec = self.b, self.spec
-        wei = self.run.wei + number * self.loop.wei_step
-        first = number * self.dot.channels
-        for q in range(spec.loops):
-            rows = [self.row(first + k, q) for k in range(taps)]
-            self.feed_rows(edges, rows, wei, self.slots(q))
+        b, wei, first = self.b, self.run.wei + number * self.loop.wei_step, number * self.dot.channels
+
+        def weights() -> Callable[[int], list[Any]]:
+            # Loaded where they are used: held, they would be spilled.
+            here, step = opaque(b, wei), opaque(b, self.unrolled.wei_step)
+            return lambda t: self.lanes(self.v, here + times(step, t))
+
+        for q in range(self.spec.loops):
+            self.feed(edges, [self.row(first + k, q) for k in range(taps)], weights, self.slots(q))
 
     def parts(self, address) -> list[Any]:
         return self.lanes(self.v, address)
@@ -117,25 +118,9 @@ class IntegerTile(FloatTile):
         at = self.run.src + (at + q * self.spec.lanes)
         return at, self.unrolled.src_step, Loader(self.bytes, self.spec, self.run)
 
-    def feed_rows(
-        self, edges: tuple[bool, bool], rows: list[tuple[Any, Any, Loader]], wei, slots: list[list[Any]]
-    ) -> None:
-        """One group of taps: each position is read once, and multiplied into all outputs that read it."""
-        b, readers, outside = self.b, self.spec.readers, None
-        for position, at in self.positions(edges, [base for base, _, _ in rows], [step for _, step, _ in rows]):
-            if at is None:
-                outside = x = outside or self.joined([self.border] * len(rows))
-            else:
-                x = self.read(at, rows)
-            # Loaded where they are used: held, they would be spilled.
-            here, step = opaque(b, wei), opaque(b, self.unrolled.wei_step)
-            for p, t in readers[position]:
-                self.accumulate(slots[p], x, self.lanes(self.v, here + times(step, t)))
-
     def read(self, at: list[Any], rows: list[tuple[Any, Any, Loader]]) -> list[Any]:
-        """The parts of a position, whose taps of the loop axis are at these addresses."""
         if not self.spec.shuffled:
-            return self.joined([loader.load(x) for x, (_, _, loader) in zip(at, rows, strict=True)])
+            return super().read(at, rows)
         b, each = self.b, 4 // self.dot.itemsize
         taken, zero = [], self.spec.lanes
         for lane in range(self.spec.lanes // PARTS):

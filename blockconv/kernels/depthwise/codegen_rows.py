@@ -33,10 +33,6 @@ class RowsTile(FloatTile):
         is_dense = columns.dst_row == columns.dst * tile.itemsize and target.isa().name != "avx512"
         super().store(tile._replace(row=columns.dst, dense=int(is_dense)))
 
-    @property
-    def variants(self) -> dict[int, Any]:
-        return dict(enumerate(self.columns.edges))
-
     def finished(self) -> list[Any]:
         """The accumulators, in the order of the outputs."""
         lanes, columns, b = self.spec.lanes, self.columns, self.b

@@ -1,13 +1,12 @@
 """Depthwise convolution's kernels: the loops over tasks and tiles."""
 
 import functools
-from typing import NamedTuple
 
 from blockconv import jit
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, group, held, word
-from blockconv.jit.ir import emitted, fill_memory, load_bits, load_i64, prefetch, store_bits
-from blockconv.kernels.common.copies import copy_bytes, fill_bytes, gather_window
+from blockconv.jit.ir import emitted, fill_memory, prefetch
+from blockconv.kernels.common.copies import copy_bytes, gather_window
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
 from blockconv.kernels.common.operands import ConvOperands
 from blockconv.kernels.common.requantize import EpilogueArguments
@@ -94,23 +93,15 @@ class DepthwiseArguments(ConvOperands, ConvSizes):
 ZEROS = 512  # bytes at the start of the scratch, at the most: what is read where the image ends
 
 
-class Task(NamedTuple):
-    """An image, the entries of the table and the rows of the destination that a task computes."""
-
-    n: int
-    entry_first: int
-    entry_last: int
-    oh_first: int
-    oh_last: int
-
-
 def task_of(a, number):
-    """The `Task` of this number: a chunk of an image's rows and a group of the table's entries."""
+    """A task's image, its first entry of the table and past its last, its first row and past its last.
+
+    It computes a chunk of an image's rows, and a group of the table's entries.
+    """
     chunk, rest = number % a.chunks, number // a.chunks
     group, n = rest % a.groups, rest // a.groups
-    first = group * a.group_entries
-    rows = chunk * a.chunk_rows, min(a.oh, (chunk + 1) * a.chunk_rows)
-    return Task(n, first, min(a.entries, first + a.group_entries), rows[0], rows[1])
+    first, row = group * a.group_entries, chunk * a.chunk_rows
+    return n, first, min(a.entries, first + a.group_entries), row, min(a.oh, row + a.chunk_rows)
 
 
 def _prefetch_rows(a, src, count, step):
@@ -292,7 +283,7 @@ def _row_packer(shape: DepthwiseTileSpec):
         row, line = scratch + parts.window, scratch + parts.line
         for r in range(rows):
             if ih + r < 0 or ih + r >= a.ih:
-                fill_bytes(row, parts.row_stride, fill)
+                fill_memory(row, parts.row_stride, fill)
             elif columns == 1:
                 copy_bytes(row + left, src + r * a.source.row, a.src_width)
             else:
@@ -322,8 +313,8 @@ def depthwise_packed(shape: DepthwiseTileSpec):
         fill = EpilogueArguments(a.activation).src_fill
         fill_memory(scratch, read_bytes, fill)
         window, stored, tile_row = scratch + parts.window, scratch + parts.stored, width * itemsize
-        fill_bytes(window, parts.window_bytes, fill)
-        fill_bytes(scratch + parts.line, parts.line_bytes, fill)
+        fill_memory(window, parts.window_bytes, fill)
+        fill_memory(scratch + parts.line, parts.line_bytes, fill)
         residual, added, window_rows = a.residual - a.dst, stored + unrolled * tile_row, parts.window_rows
         for task in range(first, last):
             n, entry, _, oh_first, oh_last = task_of(a, task)
@@ -360,31 +351,5 @@ def depthwise_packed(shape: DepthwiseTileSpec):
                         tile(shape, entry_run(a, e, 0, src, scratch, cols, rows, out))
                         if scratched:
                             _copy_rows(here, d.row, stored, tile_row, unrolled, written * itemsize)
-
-    return kernel
-
-
-class GatherArguments(Arguments):
-    """The arguments of `gather`."""
-
-    src = word("what is gathered from", "address")
-    dst = word("what is gathered to", "address")
-    table = word("the index of each element; -1: it is zero", "address")
-    count = word("of all elements", "elements")
-
-
-TASK = 4096  # elements
-
-
-@jit.kernel
-def gather(itemsize):
-    """Elements by a table. A task is `TASK` of them."""
-
-    def kernel(args, first, last, unused_scratch):
-        a = GatherArguments(args)
-        for k in range(first * TASK, min(a.count, last * TASK)):
-            at = load_i64(a.table, k)
-            value = load_bits(a.src + at * itemsize, itemsize) if at >= 0 else 0
-            store_bits(a.dst + k * itemsize, value, itemsize)
 
     return kernel

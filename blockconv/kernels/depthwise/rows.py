@@ -28,6 +28,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
 from blockconv.jit.records import fill
+from blockconv.kernels.common.copies import SpreadArgs, spread_elements
 from blockconv.kernels.common.gathering import (
     gathered_bytes,
     gathering_seconds,
@@ -52,17 +53,14 @@ from blockconv.kernels.depthwise.blocking import (
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.codegen_integers import repeats
 from blockconv.kernels.depthwise.kernels import (
-    TASK,
     ZEROS,
     DepthwiseArguments,
     DepthwiseScratch,
     Entry,
-    GatherArguments,
     depthwise_channels,
     depthwise_packed,
     depthwise_pixels,
     depthwise_rows,
-    gather,
 )
 from blockconv.kernels.table import Epilogue, Primitive, Row, Transform, WeightForm
 from blockconv.machine.machine import Machine
@@ -70,6 +68,8 @@ from blockconv.machine.profile import SCATTERED
 from blockconv.runtime import OWN_TABLE, Block, Buffer, Launch
 
 # ---------------------------------------------------------------- what is packed, and the table
+
+TASK = 4096  # elements that are packed at a time
 
 
 def _weights(machine: Machine, problem: Conv2dProblem, at: DepthwiseBlocking) -> WeightForm:
@@ -128,7 +128,7 @@ def _elements(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBl
 
 
 def _indices(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlocking) -> npt.NDArray[np.int64]:
-    """The index of each packed weight among all; -1 for zero."""
+    """The number of each packed weight among all, from 1 on; 0 for zero."""
     taps = np.arange(at.groups * at.dot.channels).reshape(-1, at.dot.channels)
     if at.columns:  # [row][group of columns]
         row, col = np.arange(kh)[:, None, None], taps[None]
@@ -138,21 +138,20 @@ def _indices(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlo
     row, col = (axis[None, :, :, None] for axis in (row, col))
     channel = channels[:, None, None, :, None]
     exists = (channel >= 0) & (row < kh) & (col < kw)
-    return np.where(exists, (channel * kh + row) * kw + col, -1).reshape(-1)
+    return np.where(exists, (channel * kh + row) * kw + col + 1, 0).reshape(-1)
 
 
 def _gather(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlocking, problem: Conv2dProblem) -> Launch:
-    indices = _indices(channels, kh, kw, at)
-    args = GatherArguments(src=Buffer(0), dst=Buffer(1), table=OWN_TABLE, count=indices.size)
-    table: Any = indices
-    return Launch(gather(at.dot.itemsize), args, -(-indices.size // TASK), 1, 0, table)
+    table: Any = _indices(channels, kh, kw, at)
+    args = SpreadArgs(src=Buffer(0), dst=Buffer(1), table=OWN_TABLE)
+    return Launch(spread_elements(at.dot.itemsize), args, table.size, TASK, table=table)
 
 
 def _table(request: Request, at: DepthwiseBlocking) -> Block:
     """The table's entries, and the index vectors of the multiplier."""
     p, types, s, d = request.problem, request.types, request.source, request.destination
     m, width, itemsize = p.oc // p.ic, at.period, types.src.itemsize
-    padded = request.dst.padded_shape(p.dst_shape)[1]
+    padded = request.padded_oc
     oc, count, ic = np.array(at.runs, np.int64).T
     # A vector past the last channel is written as zero: it reads the same as the last one.
     existing = np.minimum(np.arange(len(oc)), np.searchsorted(oc, p.oc) - 1)
@@ -234,10 +233,9 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
         steps = {"src_row": s.row, "dst_row": d.row, "tap": tap, "begin": begin, "end": end, "alone": alone}
         columns = replace(row_columns(p, at.pixel, unit), **steps)
         return Launch(depthwise_rows(spec, columns), args, tasks, 1, scratch, table)
-    if at.columns:
-        kernel = depthwise_packed if at.is_packed else depthwise_pixels
-        return Launch(kernel(spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
-    return Launch(depthwise_channels(spec), args, tasks, 1, scratch, table)
+    family = depthwise_packed if at.is_packed else depthwise_pixels if at.columns else depthwise_channels
+    chunk = max(1, tasks // (16 * threads)) if at.columns else 1
+    return Launch(family(spec), args, tasks, chunk, scratch, table)
 
 
 def _tile_entries(s: Geometry, types: Types, at: DepthwiseBlocking) -> int:
@@ -349,7 +347,7 @@ def _make(request: Request) -> Primitive | Reason:
     problem = request.problem
     if not problem.is_depthwise:
         return f"needs groups of one input channel, not of {problem.ic // problem.g}"
-    if problem.g == 1 and problem.oc >= request.machine.lanes(request.types.acc.itemsize):
+    if problem.g == 1 and problem.oc >= request.lanes:
         return "needs fewer outputs of the only channel than a vector has, which other kernels compute together"
     at = blocking(request.on_threads(1))
     if isinstance(at, Reason):

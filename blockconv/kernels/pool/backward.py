@@ -13,7 +13,6 @@ Sums of 16-bit floats are float32, and are rounded once.
 Buffers: gradient of the output, gradient of the input, indices of maxima (strided like the output's gradient).
 """
 
-import functools
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -128,7 +127,7 @@ class _Sums(Floats):
                     self.store(self.b.load(slot), dst + number * step + k * self.bytes, mask)
 
 
-floats, sums_of = (functools.partial(emitted, whole=True)(code) for code in (Floats, _Sums))
+floats, sums_of = (emitted(code, whole=True) for code in (Floats, _Sums))
 
 
 class RowRun(NamedTuple):

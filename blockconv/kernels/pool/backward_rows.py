@@ -8,7 +8,7 @@ import numpy as np
 
 from blockconv.core.types import FLOATS
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, channel_vectors
-from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.backward import (
     ALL,
@@ -172,7 +172,7 @@ def _launch(request: Request) -> Launch:
     p, type, lanes = request.problem, request.types.src, _lanes(request)
     _, _, ih, iw = _axes(request)
     s, d, by_vectors = request.source, request.destination, _by_vectors(request)
-    padded, most_channels = request.dst.padded_shape(p.dst_shape)[1], lanes if by_vectors or lanes == 1 else SCATTERED
+    padded, most_channels = request.padded_oc, lanes if by_vectors or lanes == 1 else SCATTERED
     runs = np.array(channel_vectors(s, d, p.ic, most_channels, padded), np.int64)
     most, (table, at, slots) = request.machine.lanes(type.computed.itemsize), _table(request, runs)
     # Where pixels hold all channels, these are neighbours.
@@ -224,11 +224,7 @@ def _planes_follow(problem, s: Geometry, shape: tuple[int, ...], itemsize: int) 
     return is_dense and s.length == 1 and s.block == plane and (problem.n == 1 or s.n == problem.ic * plane)
 
 
-def _make(request: Request) -> Primitive | Reason:
-    for layout in (request.src, request.dst):
-        if not layout.is_native:
-            return f"needs layouts with at most one block of channels, unlike {layout}"
-
+def _make(request: Request) -> Primitive:
     def seconds() -> float:
         m = request.machine
         if request.problem.is_max and not _by_vectors(request):

@@ -19,6 +19,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType
+from blockconv.kernels.common.conversion import ConversionArguments, conversion_words
 from blockconv.kernels.common.gathering import (
     FEW_SETS,
     TOGETHER,
@@ -30,12 +31,11 @@ from blockconv.kernels.common.gathering import (
 from blockconv.kernels.common.geometry import WindowAxis, geometry, window_axis
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.operands import POOL
-from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.request import Reason
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.codegen import PoolTile
 from blockconv.kernels.pool.kernels import PoolArgs
-from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolQuantization, PoolReduction, held_type
+from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolReduction, held_type
 from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Block
 
@@ -245,13 +245,12 @@ class PoolBlocking:
         return float(dst.scale) / float(src.scale)
 
     @property
-    def integers(self) -> PoolQuantization:
+    def integers(self) -> ConversionArguments:
         """The quantizations of source and destination. Without them, integers stand for themselves."""
         given = self.quantizations or (None, None)
         if self.is_average and not self.element.is_float and self.quantizations is None:
             given = (Quantization(1.0), Quantization(1.0))
-        src, dst = (quantization_words(one, self.element) for one in given)
-        return PoolQuantization(src=src, dst=dst)
+        return conversion_words((self.element, self.element), given)
 
     @property
     def most_taps(self) -> int:

@@ -12,6 +12,7 @@ from llvmlite import ir
 
 from blockconv.core.types import element
 from blockconv.jit.ir import I32, I64, const, emitted, picked, pointer, shuffle, splat
+from blockconv.jit.values import truth
 from blockconv.kernels.common.vectors import Vectors, lanes_inside
 from blockconv.kernels.pool.reduction import Reducer
 
@@ -41,12 +42,6 @@ class PoolRun(NamedTuple):
 
 
 # ---------------------------------------------------------------- one element at a time
-
-
-def fill(one, to, count):
-    """So many elements that change no result, of the held type. one: code of one lane, as of `reduce_element`."""
-    for k in range(count):
-        one.store(one.neutral, to + k * one.itemsize)
 
 
 def reduce_element(one, run, cols):
@@ -207,7 +202,7 @@ def reduce_line(b, e: Reducer, spec: LineSpec, run: PoolRun) -> None:
         if spec.checked and spec.checked >> tap.constant & 1:
             flags = run.edge + tap * run.edge_step + v * e.lanes
             flags = b.load(pointer(b, flags, flags_kind), align=1)
-            inside = b.icmp_unsigned("!=", flags, ir.Constant(flags_kind, None))
+            inside = truth(b, flags)
             mask = inside if keep is None else inside & keep
         return e.read(at, mask)
 
@@ -296,7 +291,7 @@ def max_with_index(e, a, run, inner, stride, dilation):
     """
     most, where = e.neutral, indices(e, run.index, inner, stride)
     if inner:
-        where = where + columns_outside(e, indices(e, run.column, inner, stride), dilation)
+        where = where + columns_outside(indices(e, run.column, inner, stride), dilation)
     for y in range(run.rows):
         for x in range(run.cols):
             at = run.src + y * run.row_step + x * run.step
@@ -316,12 +311,10 @@ def indices(b, e: Reducer, first, inner: int, stride: int):
 
 
 @emitted
-def columns_outside(b, e: Reducer, column, dilation: int):
+def columns_outside(b, column, dilation: int):
     """Columns of each window before the image. column: the number of its first one."""
-    zero, apart = ir.Constant(column.type, None), ir.Constant(column.type, [dilation] * e.lanes)
-    outside = ir.Constant(column.type, [dilation - 1] * e.lanes) - column
-    outside = b.sdiv(outside, apart) * apart
-    return b.select(outside > zero, outside, zero)
+    outside = b.sdiv(dilation - 1 - column, ir.Constant(column.type, dilation)) * dilation
+    return b.select(outside > 0, outside, ir.Constant(column.type, None))
 
 
 @emitted
@@ -330,7 +323,7 @@ def store_maxima(b, e: Reducer, most, where, run: PoolRun) -> None:
     value, wide = e.in_memory(most), Vectors(b, element("int64"), e.lanes)
     if e.is_masked:
         bits = ir.VectorType(ir.IntType(8 * e.memory.itemsize), e.lanes)
-        exist = b.icmp_signed("!=", b.load(pointer(b, run.mask, bits), align=1), ir.Constant(bits, None))
+        exist = truth(b, b.load(pointer(b, run.mask, bits), align=1))
         value, where = e.memory.with_zero_bits(value, run.mask), b.select(exist, where, ir.Constant(where.type, None))
     e.memory.store(value, run.dst, e.below(run.count))
     wide.store(b.sext(where, wide.kind), run.idx, wide.below(run.count))

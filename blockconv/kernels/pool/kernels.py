@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, held, word
+from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import gather_window
 from blockconv.kernels.common.geometry import Geometry, ImageSizes
 from blockconv.kernels.common.operands import PoolOperands
@@ -25,7 +26,7 @@ from blockconv.kernels.pool.codegen import (
     reduce_window,
     store_window,
 )
-from blockconv.kernels.pool.reduction import PoolQuantization, PoolReduction, reducer
+from blockconv.kernels.pool.reduction import PoolReduction, reducer
 
 # A worker's scratch, in bytes: a vector that changes no result, and lines.
 FILL, LINE = 0, 64
@@ -50,7 +51,7 @@ class PoolArgs(PoolOperands, ImageSizes):
     dw = word("columns from a column of a window to the next", "columns")
     row_step = word("from a row of a window to the next", "bytes")
     col_step = word("from a column of a window to the next", "bytes")
-    integers = group(PoolQuantization, "where the image is of integers")
+    integers = group(ConversionArguments, "where the image is of integers")
     inner = word("elements of a pixel", "elements", 0)
     masks = word("from the table to a mask of ones over a pixel's elements; that of the last block follows", "bytes", 0)
     mask_bytes = word("from a mask to the next", "bytes", 0)

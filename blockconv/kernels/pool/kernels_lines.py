@@ -9,10 +9,10 @@ from dataclasses import replace
 from blockconv import jit
 from blockconv.jit.arguments import held
 from blockconv.jit.ir import store_bits, store_i64
+from blockconv.kernels.common.vectors import fill_elements
 from blockconv.kernels.pool.codegen import (
     LineSpec,
     PoolRun,
-    fill,
     max_with_index,
     reduce_element,
     reduce_line,
@@ -30,15 +30,16 @@ def whole_rows(e, known, src, step, elements, rows, row_step, line):
     known: how many rows, or 0. step: bytes from a vector of the image to the next.
     """
     done, lanes, size = 0, e.memory.lanes, e.memory.lanes * e.itemsize
-    while done + 4 * lanes <= elements:
-        reduce_line(e, LineSpec(4, known), PoolRun(src, step, rows, row_step, line, size))
-        done, src, line = done + 4 * lanes, src + 4 * step, line + 4 * size
-    while done + lanes <= elements:
-        reduce_line(e, LineSpec(1, known), PoolRun(src, step, rows, row_step, line, size))
-        done, src, line = done + lanes, src + step, line + size
-    if done < elements:
-        run = PoolRun(src, step, rows, row_step, line, size, 0, 0, elements - done)
-        reduce_line(e, LineSpec(1, known, partial=1), run)
+    while done < elements:
+        count, run = 1, PoolRun(src, step, rows, row_step, line, size, count=elements - done)
+        if done + 4 * lanes <= elements:
+            count = 4
+            reduce_line(e, LineSpec(4, known), run)
+        elif done + lanes <= elements:
+            reduce_line(e, LineSpec(1, known), run)
+        else:
+            reduce_line(e, LineSpec(1, known, partial=1), run)
+        done, src, line = done + count * lanes, src + count * step, line + count * size
 
 
 @jit.kernel
@@ -49,7 +50,7 @@ def pool_lines(reduction: PoolReduction, kh, kw, inner, stride, wide):
     kh, kw: of a window that is small enough to be unrolled, or 0. stride 1: a row is one contiguous extent, whatever
     `inner` is. Else vectors hold whole pixels of it. wide: 1, pixels are vectors or more. A line has a vector of each.
     """
-    lanes, masked, single = reduction.lanes, reduction.masked, replace(reduction, lanes=1)
+    lanes, masked, neutral = reduction.lanes, reduction.masked, reduction.neutral
     itemsize, held_bytes = reduction.itemsize, reduction.held.itemsize
     used = lanes if stride == 1 else lanes // inner * inner
     whole, vectors = int(used == lanes), 4 if stride < 3 else 1
@@ -59,8 +60,8 @@ def pool_lines(reduction: PoolReduction, kh, kw, inner, stride, wide):
     def kernel(args, first, last, scratch):
         a = held(PoolArgs(args))
         e, lines = reducer(reduction, a.integers.address), scratch + LINE
-        fill(reducer(single), lines, a.line_elements)  # the margins stay so
-        fill(reducer(single), lines + a.line_bytes, a.line_elements)
+        fill_elements(held_bytes, lines, a.line_elements, neutral)  # the margins stay so
+        fill_elements(held_bytes, lines + a.line_bytes, a.line_elements, neutral)
         pixel, parts, step = a.inner, 1, used * stride * held_bytes
         src_step, d_step = lanes * itemsize, used * itemsize
         if wide:
@@ -87,17 +88,17 @@ def pool_lines(reduction: PoolReduction, kh, kw, inner, stride, wide):
                 if wide:
                     i = min(number % parts * lanes, a.inner - lanes) * itemsize
                     dst, mask = dst + i, mask + i % a.mask_period
-                while whole and done + vectors * lanes <= outputs:
-                    m = mask if wide or not masked else mask + done * itemsize % a.mask_period
-                    reduce_line(e, several, PoolRun(src, step, a.kw, tap_step, dst, d_step, scales, m))
-                    done, src, dst = done + vectors * used, src + vectors * step, dst + vectors * d_step
-                    scales += vectors * (1 if wide else used) * held_bytes
                 while done < outputs:
                     m = mask if wide or not masked else mask + done * itemsize % a.mask_period
-                    run = PoolRun(src, step, a.kw, tap_step, dst, 0, scales, m, min(used, outputs - done))
-                    reduce_line(e, one, run)
-                    done, src, dst = done + used, src + step, dst + d_step
-                    scales += (1 if wide else used) * held_bytes
+                    run = PoolRun(src, step, a.kw, tap_step, dst, d_step, scales, m, min(used, outputs - done))
+                    count = 1
+                    if whole and done + vectors * lanes <= outputs:
+                        count = vectors
+                        reduce_line(e, several, run)
+                    else:
+                        reduce_line(e, one, run)
+                    done, src, dst = done + count * used, src + count * step, dst + count * d_step
+                    scales += count * (1 if wide else used) * held_bytes
 
     return kernel
 
@@ -162,13 +163,13 @@ def pool_runs(reduction: PoolReduction, kh, kw, checked):
     A task is rows of outputs: the windows' columns are reduced into a buffer of rows, with empty ones beyond the
     image, and the rows from there. checked: as in `LineSpec`, of the columns.
     """
-    itemsize, single = reduction.itemsize, replace(reduction, lanes=1)
+    itemsize, neutral = reduction.itemsize, reduction.neutral
     columns, rows = LineSpec(GROUP, kw, checked=checked, guarded=1), LineSpec(GROUP, kh, result=1, guarded=1)
     column, one_row = (replace(spec, vectors=1, partial=1) for spec in (columns, rows))
 
     def kernel(args, first, last, scratch):
         a = held(PoolArgs(args))
-        e, one, buffer = reducer(reduction, a.integers.address), reducer(single), scratch + LINE
+        e, buffer = reducer(reduction, a.integers.address), scratch + LINE
         s_row, row = a.s.row, a.iw * a.inner
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
@@ -177,7 +178,7 @@ def pool_runs(reduction: PoolReduction, kh, kw, checked):
             ih_first, ih_last = max(top, 0), min(end, a.ih)
             for ih in range(top, end if a.plane_tasks > 1 or task == first else top):
                 if ih < 0 or ih >= ih_last:
-                    fill(one, buffer + (ih - top) * row * itemsize, row)
+                    fill_elements(itemsize, buffer + (ih - top) * row * itemsize, row, neutral)
             src = plane.src + ih_first * s_row - a.pw * a.s.col
             to = buffer + (ih_first - top) * s_row
             run = PoolRun(src, 0, 0, a.col_step, to, 0, edge=a.table + a.flags)
@@ -204,12 +205,12 @@ def pool_line_indices(reduction: PoolReduction, inner, stride, dilation):
     Each row of a row of windows goes into a line of its own, with margins, which no maximum is in.
     """
     lanes, itemsize, held_bytes = reduction.lanes, reduction.itemsize, reduction.held.itemsize
-    used, size, single = lanes // inner * inner, inner * held_bytes, replace(reduction, lanes=1)
+    used, size, neutral = lanes // inner * inner, inner * held_bytes, reduction.neutral
 
     def kernel(args, first, last, scratch):
         a = held(PoolArgs(args))
         e, line, outputs = reducer(reduction), scratch + LINE, a.ow * inner
-        fill(reducer(single), line, a.line_elements)  # the margins stay so
+        fill_elements(held_bytes, line, a.line_elements, neutral)  # the margins stay so
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
             for oh in range(oh_first, oh_last):

@@ -15,8 +15,9 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core.types import SIGNED, ElementType, element
-from blockconv.jit.arguments import Arguments, group
 from blockconv.jit.ir import call_llvm, const, counted, emitted, every_pixel, picked, pointer, splat
+from blockconv.jit.values import truth
+from blockconv.kernels.common.conversion import quantizations_at
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors
@@ -56,59 +57,42 @@ class PoolReduction:
         return held_type(self.operation, ElementType.of(self.element))
 
     @property
-    def sums_integers(self) -> bool:
-        """Whether integers less their zero point are summed."""
-        return self.operation == SUM and not ElementType.of(self.element).is_float
+    def identity(self) -> float:
+        """The number of this type that changes no result: zero, or the least."""
+        if self.operation == SUM:
+            return 0.0 if self.held.is_float else 0
+        return -math.inf if self.held.is_float else self.held.bounds[0]
 
-
-class PoolQuantization(Arguments):
-    """The quantizations of a pool's integers."""
-
-    src = group(QuantizationArguments, "of the image")
-    dst = group(QuantizationArguments, "of outputs")
-
-
-def quantization_at(builder, address, side: str):
-    """The address of one side's `QuantizationArguments`."""
-    return address + 8 * PoolQuantization.fields[side].first
-
-
-def averaged(elements: Elements, total, divisor):
-    """Sums of integers less their zero point as integers of outputs: divided as float32, which rounds once."""
-    return elements.rounded(elements.b.sitofp(total, elements.real.kind) / divisor)
+    @property
+    def neutral(self) -> int:
+        """Its bits."""
+        return self.held.bits(self.identity)
 
 
 class Reducer(Vectors):
     """The vector code of a reduction: over vectors of the held type, which are read from `memory`.
 
-    integers: the address of their `QuantizationArguments`, where integers are read or written.
+    integers: the address of their `ConversionArguments`, where integers are read or written.
     """
 
     def __init__(self, builder, reduction: PoolReduction, integers=None) -> None:
         self.memory = Vectors(builder, ElementType.of(reduction.element), reduction.lanes)
         self.is_packed = self.memory.type.is_packed
         super().__init__(builder, reduction.held, reduction.lanes * (2 if self.is_packed else 1))
-        self.is_sum, self.is_masked = reduction.operation == SUM, bool(reduction.masked)
+        self.is_sum, self.is_masked, self.identity = (
+            reduction.operation == SUM,
+            bool(reduction.masked),
+            reduction.identity,
+        )
         self.is_widened, self.is_half = reduction.held != self.memory.type, self.memory.type.is_half
         if self.is_half or (integers is not None and self.is_widened):
-            sides = [None, None]
-            if not self.is_half:
-                sides = [quantization_at(builder, integers, side) for side in ("src", "dst")]
+            sides = [None, None] if self.is_half else quantizations_at(integers)
             self.image, self.outputs = (Elements(builder, self.memory.type, self.lanes, side) for side in sides)
         if integers is not None and self.is_masked and not self.memory.type.is_float:
-            words = QuantizationArguments.load(builder, quantization_at(builder, integers, "dst"))
+            words = QuantizationArguments.load(builder, quantizations_at(integers)[1])
             self.filled = splat(builder, builder.trunc(words.zero_point, self.memory.element), self.lanes)
         self.sums: _Vectors = []  # slots, while a guard adds up values that are read: see `guarded`
         self._read = 0
-
-    @property
-    def identity(self):
-        """The scalar that changes no result: zero, or the least value."""
-        if self.is_sum:
-            return 0.0 if self.type.is_float else 0
-        if self.type.is_float:
-            return -math.inf
-        return -(1 << (8 * self.itemsize - 1)) if self.type.kind == "signed" else 0
 
     @property
     def neutral(self):
@@ -151,9 +135,6 @@ class Reducer(Vectors):
     def accumulate(self, slot, x) -> None:
         self.b.store(self.combine(self.b.load(slot), x), slot)
 
-    def loaded(self, slots: _Vectors) -> _Vectors:
-        return [self.b.load(slot) for slot in slots]
-
     def fold_into(self, totals: _Vectors, slots: _Vectors) -> None:
         """Accumulate slots in fewer ones, in turns."""
         for k, slot in enumerate(slots):
@@ -177,7 +158,7 @@ class Reducer(Vectors):
         with counted(self.b, count) as index:
             for v, slot in enumerate(slots):
                 self.accumulate(slot, read(index, v))
-        return [self.b.load(slot) for slot in slots]
+        return self.loaded(slots)
 
     def guarded(self, compute: Callable[[], _Vectors], store: Callable[[_Vectors], None]) -> None:
         """``store(compute())``, faster for maxima; see `watch`."""
@@ -201,12 +182,10 @@ class Reducer(Vectors):
         """Whether the values that were read since `watch` may have a NaN, which is rare; its effect ends."""
         if not self.sums:
             return False
-        total = self.b.load(self.sums[0])
-        for slot in self.sums[1:]:
-            total = total + self.b.load(slot)
+        total = sum(self.loaded(self.sums[1:]), self.b.load(self.sums[0]))
         self.sums, bits = [], ir.IntType(self.lanes)
         is_nan = self.b.bitcast(self.b.fcmp_unordered("uno", total, total), bits)
-        some = self.b.icmp_unsigned("!=", is_nan, bits(0))
+        some = truth(self.b, is_nan)
         return call_llvm(self.b, "llvm.expect.i1", some.type, [some, some.type(0)])
 
     def read(self, address, mask: Any | None = None):
@@ -223,8 +202,7 @@ class Reducer(Vectors):
         """Packed integers in the held type."""
         value = unpacked_pairs(self.b, pairs)
         if self.memory.type.kind == SIGNED:
-            sign = ir.Constant(value.type, [8] * value.type.count)
-            value = (value ^ sign) - sign
+            value = (value ^ 8) - 8
         return self.image.difference(value) if self.is_sum else value
 
     def read_held(self, address, mask: Any | None = None):
@@ -260,14 +238,17 @@ class Reducer(Vectors):
         """
         memory = self.memory
         if self.is_sum:
-            value = value * scale if self.type.is_float else averaged(self.outputs, value, scale)
+            if self.type.is_float:
+                value = value * scale
+            else:  # divided as float32, which rounds once
+                value = self.outputs.rounded(self.b.sitofp(value, scale.type) / scale)
         value = self.in_memory(value)
         if self.is_masked and self.type.is_float:
             value = memory.with_zero_bits(value, mask)
         elif self.is_masked:
             keep = self.b.load(pointer(self.b, mask, memory.kind), align=1)
             keep = unpacked_pairs(self.b, keep) if self.is_packed else keep
-            value = self.b.select(self.b.icmp_signed("!=", keep, ir.Constant(keep.type, None)), value, self.filled)
+            value = self.b.select(truth(self.b, keep), value, self.filled)
         if self.is_packed:
             value = packed_pairs(self.b, value)
         memory.store(value, address, None if count is None else self.below(count))

@@ -16,6 +16,7 @@ from blockconv.core.product_problem import Order, ordered
 from blockconv.core.types import Array, ElementType
 from blockconv.kernels.common.dot import MULTIPLY_ADD, tiles_of
 from blockconv.kernels.common.request import Request, are_far, shared_sizes
+from blockconv.kernels.common.tasks import tasks_wanted
 from blockconv.machine.machine import Machine
 
 Offsets = npt.NDArray[np.int64]
@@ -146,8 +147,7 @@ def row_tasks(request: Request, x: Product, matrices: int, row_bytes: int, most:
 
     matrices: how many there are.
     """
-    wanted = 3 * request.threads if request.threads > 1 else 1
-    least = max(-(-x.tiles * x.pixels * row_bytes // most), -(-wanted // max(1, matrices)))
+    least = max(-(-x.tiles * x.pixels * row_bytes // most), -(-tasks_wanted(request.threads) // max(1, matrices)))
     return max(1, min(x.tiles, least))
 
 

@@ -25,6 +25,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.common.tasks import tasks_wanted
 from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.product import kernels
 from blockconv.kernels.product.blocking import (
@@ -47,31 +48,26 @@ FEW_BYTES = 1 << 14  # of the sums of such a task, at most: they stay in the fir
 RECORD = -(-TileRecord.nbytes // 128) * 128
 
 
-class Ends(NamedTuple):
-    """A tile's source and destination; strides in bytes.
+Stored = tuple[ElementType, int, int, int]
 
+
+def product_words(
+    x: Product, fma: bool, offsets: int, columns: int, src_pixel: int, stored: Stored, tiles: int
+) -> kernels.ProductWords:
+    """The words of a product; strides in bytes.
+
+    offsets: of its table in the op's, in bytes.
+    columns: the stored ones.
     src_pixel: from a row of the source to the next.
-    dst: the stored type.
-    dst_pixel, dst_block, dst_panel: from a row of the destination, a vector of it, and a panel's columns, to the next.
+    stored: the type; from a row of the destination, a vector of it, and a panel's columns, to the next.
     tiles: of a task.
     """
-
-    src_pixel: int
-    dst: ElementType
-    dst_pixel: int
-    dst_block: int
-    dst_panel: int
-    tiles: int
-
-
-def product_words(x: Product, fma: bool, ends: Ends, offsets: int, columns: int) -> kernels.ProductWords:
-    """The words of a product. offsets: of its table in the op's, in bytes. columns: the stored ones."""
+    dst, dst_pixel, dst_block, dst_panel = stored
     last = (x.depth - 1) % x.lanes + 1 if x.depth else 0
     full = x.steps - (last < x.lanes)
     spec = fill(
         TileSpec,
         x,
-        ends,
         DENSE,
         element=x.element.code,
         fma=int(fma),
@@ -79,9 +75,8 @@ def product_words(x: Product, fma: bool, ends: Ends, offsets: int, columns: int)
         step=x.lanes,
         store_width=x.lanes,
         act=0,
-        dst=ends.dst.code if ends.dst != x.element else 0,
+        dst=dst.code if dst != x.element else 0,
     )
-    lines = lines_ahead(x.panel_bytes, max(1, ends.tiles), max(1, full))
     record = TileRecord.with_zeros(
         runs=1,
         rows=1,
@@ -89,33 +84,33 @@ def product_words(x: Product, fma: bool, ends: Ends, offsets: int, columns: int)
         full_steps=full,
         tail_steps=x.steps - full,
         tail_channels=last,
-        prefetch_lines=lines,
-        src_pixel=ends.src_pixel,
-        src_next=x.pixels * ends.src_pixel,
-        dst_pixel=ends.dst_pixel,
-        dst_next=x.pixels * ends.dst_pixel,
-        dst_block=ends.dst_block,
+        prefetch_lines=lines_ahead(x.panel_bytes, max(1, tiles), max(1, full)),
+        src_pixel=src_pixel,
+        src_next=x.pixels * src_pixel,
+        dst_pixel=dst_pixel,
+        dst_next=x.pixels * dst_pixel,
+        dst_block=dst_block,
         is_first=1,
         is_last=1,
     )
     tile = conv_tile(spec).address
-    return fill(kernels.ProductWords, x, ends, record=record, tile=tile, columns=columns, offsets=offsets)
+    return fill(
+        kernels.ProductWords, x, record=record, tile=tile, columns=columns, offsets=offsets, dst_panel=dst_panel
+    )
 
 
 def panels_op(request: Request, x: Product, own: Matrices, src: Buffer, dst: Buffer) -> Launch:
     """The op that packs all right matrices of an operand."""
     kind, turned = request.types.src, own.column != request.types.src.itemsize
     stride = own.column if turned else own.row
-    args = kernels.PanelArgs(
+    args = fill(
+        kernels.PanelArgs,
+        x,
         src=src,
         dst=dst,
         matrices=OWN_TABLE,
-        depth=x.depth,
-        columns=x.columns,
         stride=stride,
-        panels=x.panels,
         panel=x.width * (stride if turned else kind.itemsize),
-        panel_bytes=x.panel_bytes,
     )
     kernel = kernels.pack_panels(kind.code, x.lanes, x.vectors, turned)
     return Launch(kernel, args, len(own.offsets) * x.panels, table=own.offsets)
@@ -141,15 +136,8 @@ class Left(NamedTuple):
 
     def words(self, x: Product, at: Matrices) -> kernels.RowWords:
         stride = at.column if self.turned else at.row
-        return kernels.RowWords(
-            rows=x.rows,
-            tasks=self.tasks,
-            src_row=at.row,
-            stride=stride,
-            depth=x.depth,
-            blocks=x.steps,
-            block_bytes=self.block_bytes(x),
-        )
+        block_bytes = self.block_bytes(x)
+        return fill(kernels.RowWords, x, self, src_row=at.row, stride=stride, blocks=x.steps, block_bytes=block_bytes)
 
 
 def left(request: Request, x: Product, at: Matrices, tasks: int) -> Left:
@@ -273,14 +261,13 @@ class _Cut:
         sizes = [each.panels * each.panel_bytes for each in self.products]
         matrices = self._matrices([numbers * size for numbers, size in zip(self.numbers, sizes, strict=True)])
         table, at = zeros_and(*steps, matrices, zeros=zeros), 8 * -(-zeros // 8)
-        stored = kind, self.dst.row, x.lanes * kind.itemsize, last.width * kind.itemsize, tiles
-        ends = Ends(vector if attends else src_pixel, *stored)
-        scores = words = product_words(last, isa.fma, ends, at + 8 * x.steps * attends, last.columns)
+        stored = kind, self.dst.row, x.lanes * kind.itemsize, last.width * kind.itemsize
+        read = vector if attends else src_pixel
+        scores = words = product_words(last, isa.fma, at + 8 * x.steps * attends, last.columns, read, stored, tiles)
         if attends:
-            of_scores = Ends(src_pixel, x.element, vector, score_block, x.vectors * score_block, tiles)
-            scores = product_words(x, isa.fma, of_scores, at, x.panels * x.width)
-        wanted = 3 * request.threads if request.threads > 1 else 1
-        splits = 1 if attends else max(1, min(x.panels, wanted // (count * tasks)))
+            held = x.element, vector, score_block, x.vectors * score_block
+            scores = product_words(x, isa.fma, at, x.panels * x.width, src_pixel, held, tiles)
+        splits = 1 if attends else max(1, min(x.panels, tasks_wanted(request.threads) // (count * tasks)))
         scores_at = RECORD + score_block * x.steps * rows.packs
         panels = [Buffer(self._inputs + 1 + k) for k in range(len(self.right))]
         args = kernels.MultiplyArgs(

@@ -3,7 +3,7 @@
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
-from blockconv.jit.ir import load_bits, move, prefetch, store_bits
+from blockconv.jit.ir import fill_memory, move, prefetch, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
 from blockconv.kernels.common.copies import copy_pixels
 from blockconv.kernels.common.operands import Operands
@@ -16,6 +16,7 @@ from blockconv.kernels.common.transposed_tile import (
     TransposeShape,
     transpose_tile,
 )
+from blockconv.kernels.common.vectors import fill_elements
 
 SCRATCH = 3 * LINE  # bytes that `reorder_transpose` needs, without a tile of its own
 
@@ -154,19 +155,6 @@ class TransposeArgs(Arguments):
     ahead = word("of a source row, to be prefetched", "bytes")
 
 
-def fill_line(line, value, itemsize):
-    """Fill a line of scratch with elements of these bits."""
-    for at in range(0, LINE, itemsize):
-        store_bits(line + at, value, itemsize)
-
-
-def copy_first(dst, src, elements, inner, count, itemsize):
-    """Copy elements in groups of `inner`, the first `count` of each group; `elements` in all groups."""
-    for k in range(elements):
-        if k % inner < count:
-            store_bits(dst + k * itemsize, load_bits(src + k * itemsize, itemsize), itemsize)
-
-
 @jit.kernel
 def reorder_transpose(shape: TransposeShape):
     """A task transposes a strip of u by a strip of v, in tiles of a x b elements (see `TransposeShape`).
@@ -181,8 +169,8 @@ def reorder_transpose(shape: TransposeShape):
 
     def kernel(args, first, last, scratch):
         w = TransposeArgs(args)
-        fill_line(scratch, w.src_fill, itemsize)
-        fill_line(scratch + LINE, w.fill, dst_bytes)
+        fill_elements(itemsize, scratch, LINE // itemsize, w.src_fill)
+        fill_elements(dst_bytes, scratch + LINE, LINE // dst_bytes, w.fill)
         us, u_strip, d1, d0 = w.u.size, w.u.strip, w.u.outer, w.u.inner
         vs, v_strip, s1, s0 = w.v.size, w.v.strip, w.v.outer, w.v.inner
         more, rows = w.more, TileRow(w.table)
@@ -215,7 +203,9 @@ def reorder_transpose(shape: TransposeShape):
                         held = scratch + SCRATCH
                         for r in range(a):
                             line, count = v_src + (r // va) * s1 + (r % va) * s0, copied if r % va < valid else 0
-                            copy_first(held + r * b * itemsize, line, b, ub, count, itemsize)
+                            for k in range(b):  # the first ones of each loop of u
+                                if k % ub < count:
+                                    move(held + (r * b + k) * itemsize, line + k * itemsize, itemsize, 0)
                         v_src, outer, inner = held, va * b * itemsize, b * itemsize
                     v_dst, words = u_dst + v * dst_bytes, w.conversion.address
                     tile = TileAddresses(v_src, outer, inner, valid, v_dst, apart, d0, copied, written, scratch, words)
@@ -268,8 +258,7 @@ def permute_channels(code, pixels, width):
         a = ShuffleArgs(args)
         col, tiles, sources, results = a.col, a.tiles, a.sources, a.results
         zero = scratch + a.zero
-        for k in range(pixels):
-            store_bits(zero + k * itemsize, 0, itemsize)
+        fill_memory(zero, plane, 0)
         for task in range(first, last):
             pixel = min(task % tiles * pixels, a.pixels - pixels)
             at = task // tiles * a.image + pixel * col

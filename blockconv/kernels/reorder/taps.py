@@ -17,10 +17,10 @@ from blockconv import jit
 from blockconv.core.layout import row_major
 from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import store_i64
+from blockconv.jit.ir import fill_memory, store_i64
 from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.common.transposed_tile import TABLED, TileAddresses, TransposeShape, transpose_tile
-from blockconv.kernels.reorder.kernels import SCRATCH, fill_line
+from blockconv.kernels.common.transposed_tile import LINE, TABLED, TileAddresses, TransposeShape, transpose_tile
+from blockconv.kernels.reorder.kernels import SCRATCH
 from blockconv.runtime import OWN_TABLE, Launch
 
 
@@ -56,7 +56,7 @@ def pack_taps(shape: TransposeShape):
 
     def kernel(args, first, last, scratch):
         a = PackTapsArguments(args)
-        fill_line(scratch, 0, itemsize)
+        fill_memory(scratch, LINE, 0)
         src, dst, taps, count, outer, inner = a.src, a.dst, a.taps, a.vectors, a.outer, a.inner
         of_taps, offsets = TapOffset(a.table), scratch + SCRATCH
         vectors = TapVector(of_taps[taps].address)

@@ -92,7 +92,7 @@ def _sum(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, offset, mask: 
         with counted(b, count) as n:
             for slot, x in zip(slots, values(_tap(b, base, entries + n * TAP)), strict=True):
                 b.store(b.load(slot) + x, slot)
-        made = [b.load(slot) for slot in slots]
+        made = v.loaded(slots)
     else:
         made, *others = map(values, taps)
         for other in others:

@@ -33,7 +33,7 @@ from blockconv.runtime import OWN_TABLE, Buffer, Launch
 def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Launch:
     """The op. The residual has the destination's memory order."""
     p, types, s, d = request.problem, request.types, request.source, request.destination
-    padded, ic, oc = request.dst.padded_shape(p.dst_shape)[1], p.ic // p.g, p.oc // p.g
+    padded, ic, oc = request.padded_oc, p.ic // p.g, p.oc // p.g
     offsets, src_bytes, finish = _offsets(p, at), request.src_bytes, _finish(request, at, epilogue)
     lanes = s._replace(length=NO_BLOCK, channel=types.src.itemsize) if at.images else s
     # One kernel stores the tiles of all forms.

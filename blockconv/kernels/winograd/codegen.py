@@ -12,7 +12,7 @@ from typing import Any
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import const, counted, emitted, shuffle
-from blockconv.kernels.common.halves import widened
+from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d
 
@@ -20,7 +20,7 @@ ELEMENT = element("float32")  # what kernels of floats compute with
 TRANSFORMED, PRODUCT = element("int16"), element("int32")  # what a source of bytes is transformed to, and products are
 
 
-def multiples(builder, start, step, count: int) -> list[Any]:
+def multiples(start, step, count: int) -> list[Any]:
     """start, start + step, ..."""
     return [start, *(start + step * k for k in range(1, count))]
 
@@ -39,14 +39,12 @@ def source_transform(form: Form, lanes: int, fma: int, src: int):
     @emitted
     def transform(builder, at, row, col, dst, apart) -> None:
         type = ElementType.of(src)
-        memory = Vectors(builder, type, lanes, bool(fma))
+        memory = (Vectors if form.exact else Floats)(builder, type, lanes)
         v = Vectors(builder, TRANSFORMED if form.exact else ELEMENT, lanes, bool(fma))
-        rows = multiples(builder, at, row, form.side)
+        rows = multiples(at, row, form.side)
 
         def load(at):
             found = memory.load(at)
-            if type.is_half:
-                return widened(v, type, found)
             if not form.exact:
                 return found
             return (builder.sext if type.kind == SIGNED else builder.zext)(found, v.kind)

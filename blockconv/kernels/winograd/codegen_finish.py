@@ -114,7 +114,7 @@ def finish_pixels(pixels: int, how: Finish):
     def finish_them(builder, src, out) -> None:
         v = tile.code(builder)
         values = (v.load(src + k * v.bytes) for k in range(pixels))
-        finish(builder, tile, out, _in_slots(v, values))
+        finish(builder, tile, out, v.in_slots(values))
 
     return finish_them
 
@@ -122,7 +122,7 @@ def finish_pixels(pixels: int, how: Finish):
 def _pixels(builder, how: Finish, products) -> list[Any]:
     """A tile's pixels with their bias, row by row, in stack slots; real numbers where integers become others."""
     v = Vectors(builder, how.products, how.lanes, bool(how.fma))
-    pixels = _in_slots(v, _biased(v, how, products))
+    pixels = v.in_slots(_biased(v, how, products))
     if not (how.dst and how.form.exact):
         return pixels
     at = products.bia, products.scales
@@ -133,24 +133,19 @@ def _biased(v: Vectors, how: Finish, products) -> Iterator[Any]:
     """A tile's pixels with their bias, row by row."""
     form, bias = how.form, v.broadcast(products.bia) if how.period else v.load(products.bia)
     side = form.side
-    positions = multiples(v.b, products.src, products.src_position, form.positions)
+    positions = multiples(products.src, products.src_position, form.positions)
 
     def column(k: int) -> list[Any]:
         return [v.load(at) for at in positions[k::side]]
 
     for row in transform_2d(v, destination_1d, form, column, side):
         for value in row:
-            yield _divided(v, value, form.unit**2) + bias
+            yield _divided(value, form.unit**2) + bias
 
 
-def _divided(v: Vectors, value, unit: int):
+def _divided(value, unit: int):
     """A multiple of `unit` modulo 2^32, as int32, divided by it; exact where the quotient times `even` is an int32."""
     even = unit & -unit
     if unit > even:
         value = value * pow(unit // even, -1, 1 << 32)
     return value >> even.bit_length() - 1 if even > 1 else value
-
-
-def _in_slots(v: Vectors, values: Iterator[Any]) -> list[Any]:
-    """Values in stack slots, as `finish` takes them."""
-    return [v.slots(1, value)[0] for value in values]

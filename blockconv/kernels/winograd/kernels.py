@@ -7,6 +7,7 @@ for source layouts, destination layouts and the microkernel's tiles do not multi
 from blockconv import jit
 from blockconv.jit.arguments import held
 from blockconv.jit.ir import call_kernel, copy_memory, fill_memory, move_part
+from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.packed_pixels import bits_transposer
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.common.tile_record import TileRecord
@@ -190,7 +191,7 @@ def winograd_finish(how: Finish):
 
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)
-        dst_row, dst_col, length = a.dst_strides.row, a.dst_strides.col, a.dst_strides.length
+        dst_row, dst_col = a.dst_strides.row, a.dst_strides.col
         number, last_ocb, patch = header.set_index, header.last_ocb, scratch + a.patch
         before = number * a.set_oc
         start, end = _first_channel(a, header.first_ocb), _first_channel(a, last_ocb)
@@ -198,7 +199,7 @@ def winograd_finish(how: Finish):
             end = a.oc_padded - before
         for channel in range(start, end, channels):
             oc = before + channel
-            plane = a.dst + (oc // length) * a.dst_strides.block + (oc % length) * a.dst_strides.channel
+            plane = a.dst + Geometry.offset(a.dst_strides, oc)
             products, bia = scratch + a.products + (channel - start) * a.products_channel, a.bia + oc * ITEMSIZE
             tile = first
             while tile < last:

@@ -11,17 +11,11 @@ from typing import NamedTuple
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import call_kernel, prefetch
-from blockconv.kernels.common.geometry import NO_BLOCK
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.winograd.arguments import Header, WinogradArgs
 from blockconv.kernels.winograd.codegen import ELEMENT, TRANSFORMED, source_transform
 from blockconv.kernels.winograd.transforms import Form
-
-
-def _channel_offset(a, c):
-    """From the source's first channel to channel `c`, in bytes."""
-    length = a.src_strides.length
-    return c // length * a.src_strides.block + c % length * a.src_strides.channel
 
 
 def tile_at(a, tile):
@@ -116,7 +110,7 @@ def winograd_source(how: Source):
                 valid = min(channels, a.ic - c) * (lanes // channels)
                 if valid <= 0:
                     break  # the last set has fewer groups
-                offset = _channel_offset(a, c)
+                offset = Geometry.offset(a.src_strides, c)
                 at, by_row, by_col = start + offset, src_row, src_col
                 # What follows the channels that exist is read too, and not multiplied.
                 if inside and (valid == lanes or a.src_strides.length < NO_BLOCK or offset <= room):

@@ -75,6 +75,6 @@ def transform(form: Form, machine: Machine) -> Transform:
 def weight_form(request: Request, at: WinogradBlocking) -> WeightForm:
     """The packed form of the weights for a problem that is cut so."""
     problem, whole = request.problem, max(at.width, at.lanes)
-    bias = -(-request.dst.padded_shape(problem.dst_shape)[1] // whole) * whole
+    bias = -(-request.padded_oc // whole) * whole
     layout = Layout(f"aBCde{at.width}b{at.dot.channels}c" if at.form.exact else "abcde")
     return WeightForm(layout, bias, problem.g, transform(at.form, request.machine), at.dot)

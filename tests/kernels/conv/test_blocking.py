@@ -65,7 +65,8 @@ def test_no_thread_has_much_more_to_do_than_its_share(descriptor, on_machine):
     """Its share of the tiles, that is: pixels that a tile has too many of are the tile's affair."""
     p = Conv2dProblem.from_descriptor(descriptor)
     for threads, limit in LIMITS[on_machine].direct.items():
-        cut, at = blocking(Request(p, NCHW16, NCHW16, FLOAT32, threads)), space(p, NCHW16, NCHW16)
+        request = Request(p, NCHW16, NCHW16, FLOAT32, threads)
+        cut, at = blocking(request), space(request)
         down = shares(-(-at.oh // cut.rows), -(-at.oh // cut.task_rows))
         along = shares(-(-at.ow // cut.pixels), -(-at.ow // cut.task_cols))
         sizes = itertools.product(range(at.images), down, along, shares(cut.ocbs, cut.splits))
@@ -89,8 +90,9 @@ def test_nor_in_winograds(descriptor, on_machine):
 def test_weights_that_are_most_of_it_are_read_once(layout, on_machine):
     """One window of the whole image, as long as that is in the second-level cache."""
     p = Conv2dProblem.from_descriptor("mb1ic512ih14oc512oh7kh3sh2ph1")
-    at, whole = space(p, Layout(layout), Layout(layout)), 512 * 15 * 15 * 4
-    cut = blocking(Request(p, Layout(layout), Layout(layout), FLOAT32))
+    request = Request(p, Layout(layout), Layout(layout), FLOAT32)
+    at, whole = space(request), 512 * 15 * 15 * 4
+    cut = blocking(request)
     assert ((cut.task_rows, cut.task_cols) >= (at.oh, at.ow)) == (whole <= MACHINES[on_machine].second_level_cache)
 
 

@@ -195,7 +195,7 @@ def test_costs_know_what_is_left_out() -> None:
         return found[1].seconds
 
     assert 1.2 * seconds(known) < seconds(unknown)
-    at = space(p, layout, layout)
+    at = space(Request(p, layout, layout, known))
     exact = sum(len(touched(p, "h", range(o, o + 1))) for o in range(14)) / 14
     assert kept_taps(at, known.has_finite_weights, 1, 14).average == pytest.approx(3 * exact)
     assert kept_taps(at, unknown.has_finite_weights, 1, 14).average == 9
@@ -222,7 +222,7 @@ def test_a_network_at_sizes_that_leave_out_different_taps() -> None:
 def test_every_pair_of_ranges_has_biases() -> None:
     """Of integers, for tiles of any task."""
     p = Conv2dProblem.from_descriptor(SIDES)
-    at = space(p, Layout("NHWC"), Layout("NHWC"))
+    at = space(Request(p, Layout("NHWC"), Layout("NHWC"), Types.all("float32")))
     types = Types.quantized("uint8", "int32")
     for rows_of, pixels in itertools.product((1, 2, 5), (1, 4, 11)):
         kept = kept_taps(at, types.has_finite_weights, rows_of, pixels)
