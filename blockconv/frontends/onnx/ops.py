@@ -242,10 +242,7 @@ def _normalised(
     return call.add(y, along(call, 2)) if call.has(2) else y
 
 
-@op("LRN")
-def _lrn(call: Call) -> Tensor:
-    alpha, beta, bias = call["alpha"], call["beta"], call["bias"]
-    return call.emit(ops.Lrn(call["size"], alpha, beta, bias), call.input())
+op("LRN")(lambda call: call.emit(ops.Lrn(*(call[name] for name in ("size", "alpha", "beta", "bias"))), call.input()))
 
 
 @op("Softmax", "LogSoftmax")

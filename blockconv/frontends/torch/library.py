@@ -240,9 +240,14 @@ def _laid_out(grad: Any, layout: str) -> Any:
 # ---------------------------------------------------------------- convolutions
 
 
-def _conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
-    options = tuple(stride), tuple(padding), tuple(dilation), groups, None, "auto", "default"
-    return CONV2D((x, None, w, bias), options, (), out_layout=_layout(x, w))[0]
+def _tuples(options: Sequence[Any]) -> tuple[Any, ...]:
+    """Stride, padding, dilation and groups, as the drop-in functions have them."""
+    return *map(tuple, options[:3]), options[3]
+
+
+def _conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
+    given = *_tuples(options), None, "auto", "default"
+    return CONV2D((x, None, w, bias), given, (), out_layout=_layout(x, w))[0]
 
 
 def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
@@ -254,17 +259,13 @@ def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilatio
     return _empty(x, (x.shape[0], w.shape[0], *sizes), _layout(x, w))
 
 
-def _backward_data(
-    shape: Ints, w: Any, grad: Any, bias: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int
-) -> Any:
-    windows = tuple(stride), tuple(padding), tuple(dilation), groups
-    return biased_backward_data(tuple(shape), w, grad, bias, windows, _layout(grad, w))
+def _backward_data(shape: Ints, w: Any, grad: Any, bias: Any, *options: Any) -> Any:
+    return biased_backward_data(tuple(shape), w, grad, bias, _tuples(options), _layout(grad, w))
 
 
-def _backward_weights(x: Any, shape: Ints, grad: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
-    options: tuple[Any, ...] = tuple(stride), tuple(padding), tuple(dilation), groups
+def _backward_weights(x: Any, shape: Ints, grad: Any, *options: Any) -> Any:
     out = _empty(x, shape, _layout(x, grad))
-    return conv2d_backward_weights(x, tuple(shape), grad, *options, out=out)
+    return conv2d_backward_weights(x, tuple(shape), grad, *_tuples(options), out=out)
 
 
 _define(
@@ -327,10 +328,6 @@ def _pool(run: Run, like: int = 0) -> Run:
     return call
 
 
-def _max_pool2d_backward(shape: Ints, grad: Any, indices: Any, *options: Any, out_layout: str) -> Any:
-    return max_pool2d_backward(shape, grad, *options, indices=indices, out_layout=out_layout)
-
-
 def _fake_pool(op: Any) -> Run:
     """The result of PyTorch's own op, in the input's memory format."""
 
@@ -341,10 +338,6 @@ def _fake_pool(op: Any) -> Run:
         return made if isinstance(found, tuple) else made[0]
 
     return call
-
-
-def _fake_pool_backward(shape: Ints, grad: Any, *_: Any) -> Any:
-    return _empty(grad, shape, _layout(grad))
 
 
 _MAX = f"{_POOLED}, int[] dilation, bool ceil_mode"
@@ -360,12 +353,18 @@ _define(
     _pool(adaptive_avg_pool2d),
     lambda x, size: _empty(x, (*x.shape[:2], *size), _layout(x)),
 )
-for _schema, _gradient in (
+_gradients: Any = (
     ("adaptive_avg_pool2d_backward(SymInt[] input_shape, Tensor grad) -> Tensor", adaptive_avg_pool2d_backward),
-    (f"max_pool2d_backward(SymInt[] input_shape, Tensor grad, Tensor indices, {_MAX}) -> Tensor", _max_pool2d_backward),
+    (
+        f"max_pool2d_backward(SymInt[] input_shape, Tensor grad, Tensor indices, {_MAX}) -> Tensor",
+        lambda shape, grad, indices, *options, **how: max_pool2d_backward(
+            shape, grad, *options, indices=indices, **how
+        ),
+    ),
     (f"avg_pool2d_backward(SymInt[] input_shape, Tensor grad, {_AVG}) -> Tensor", avg_pool2d_backward),
-):
-    _define(_schema, _pool(_gradient, like=1), _fake_pool_backward)
+)
+for _schema, _gradient in _gradients:
+    _define(_schema, _pool(_gradient, like=1), lambda shape, grad, *_: _empty(grad, shape, _layout(grad)))
 
 
 def _chosen(x: Any, indices: Any) -> Any:
@@ -439,15 +438,6 @@ def _fake_batch_norm(x: Any, weight: Any, bias: Any, running_mean: Any, running_
     return _empty(x, x.shape, _layout(x)), *made, *new
 
 
-def _batch_norm_backward(grad: Any, x: Any, weight: Any, bias: Any, mean: Any, inverse: Any, *bounds: float) -> Any:
-    given: Any = (weight, bias), mean, inverse, bounds
-    return gradients(_dense(grad), _dense(x), *given)
-
-
-def _fake_batch_norm_backward(grad: Any, x: Any, weight: Any, bias: Any, mean: Any, *rest: Any) -> Any:
-    return _empty(x, x.shape, _layout(x)), *(torch.empty_like(mean) for _ in range(2))
-
-
 # Returns (output, means, inverses, running means and variances as they become, empty if they are not given).
 _define(
     "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,"
@@ -458,8 +448,10 @@ _define(
 _define(
     "batch_norm_backward(Tensor grad, Tensor input, Tensor? weight, Tensor? bias, Tensor mean, Tensor inverse,"
     " float low, float high) -> (Tensor, Tensor, Tensor)",
-    _batch_norm_backward,
-    _fake_batch_norm_backward,
+    lambda grad, x, weight, bias, mean, inverse, low, high: gradients(
+        _dense(grad), _dense(x), (weight, bias), mean, inverse, (low, high)
+    ),
+    lambda grad, x, weight, bias, mean, *_: (_empty(x, x.shape, _layout(x)), *map(torch.empty_like, (mean, mean))),
 )
 
 
@@ -495,12 +487,8 @@ _differentiate("batch_norm_backward", lambda ctx, inputs, output: None, _of_norm
 # ---------------------------------------------------------------- group and layer normalisation
 
 
-def _group_norm(x: Any, groups: int, *given: Any) -> Any:
-    return group_norm(_dense(x) if x.dim() == 4 else x, groups, *given)
-
-
-def _group_norm_backward(grad: Any, x: Any, groups: int, *given: Any) -> Any:
-    return group_norm_backward(grad, _dense(x) if x.dim() == 4 else x, groups, *given)
+def _dense_image(x: Any) -> Any:
+    return _dense(x) if x.dim() == 4 else x
 
 
 def _fake_norm(x: Any, over: Any, *_: Any) -> Any:
@@ -535,10 +523,14 @@ def _of_norm(name: str) -> Run:
 
 
 # Each gives (output, means, inverses), as PyTorch's native_group_norm and native_layer_norm do.
-for _name, _over, _run, _backward in (
-    ("group_norm", "SymInt num_groups", _group_norm, _group_norm_backward),
+_norms: Any = (
+    (
+        *("group_norm", "SymInt num_groups", lambda x, *given: group_norm(_dense_image(x), *given)),
+        lambda grad, x, *given: group_norm_backward(grad, _dense_image(x), *given),
+    ),
     ("layer_norm", "SymInt[] normalized_shape", layer_norm, layer_norm_backward),
-):
+)
+for _name, _over, _run, _backward in _norms:
     _define(
         f"{_name}(Tensor input, {_over}, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
         _run,
