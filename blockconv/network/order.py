@@ -1,11 +1,25 @@
-"""The order in which things that read each other's values can run."""
+"""The order in which things that read each other's values can run; and groups of things that are joined."""
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def root(joined: Mapping[T, T], one: T) -> T:
+    """The same thing for all that are joined with this one."""
+    while one in joined:
+        one = joined[one]
+    return one
+
+
+def join(joined: dict[T, T], a: T, b: T) -> None:
+    """Join two things; the root of `b` is that of both."""
+    a, b = root(joined, a), root(joined, b)
+    if a != b:
+        joined[a] = b
 
 
 def topological(

@@ -43,7 +43,7 @@ from blockconv.network.planning.planned import (
 from blockconv.network.planning.resized import resized, unpriced
 from blockconv.network.reporting import explain
 from blockconv.network.reporting import page as report
-from blockconv.network.reporting.data import PlanData, Sizes, collected
+from blockconv.network.reporting.data import PlanData, collected
 from blockconv.network.reporting.profile import Profile, median_seconds, seconds_of_actions
 from blockconv.network.rest import RestPlan
 from blockconv.network.schedule import Action, schedule
@@ -493,15 +493,13 @@ class Plan:
 
     def _bound(self, planned: Planned) -> BoundPlan:
         """A plan of layouts and kernels, bound."""
-        network, problem = planned.network, planned.problem
-        given = {tensor.name: problem.given[tensor.name] for tensor in network.inputs}
+        network, problem, threads = planned.network, planned.problem, self.options.threads
         inputs = tuple(End.of(tensor, self.options.end(tensor)) for tensor in network.inputs)
         outputs = tuple(End.of(t, self.options.end(t)) for t in map(network.tensors.__getitem__, network.outputs))
         wanted = [end.layout for end in outputs]
         held = self._parameters.of(network)
-        threads = self.options.threads
         costs = problem.reorder if planned.is_priced else unpriced
-        made = schedule(network, planned.chosen, given, wanted, held, costs, threads)
+        made = schedule(network, planned.chosen, problem.given, wanted, held, costs, threads)
         rest = None if network.rest is None else RestPlan(network.rest, self._after, threads)
         self._arenas.expect(made.arena)
         return BoundPlan(planned, made, self._arenas, inputs, outputs, {}, rest)
@@ -615,9 +613,7 @@ class Plan:
         kernel call, times after `profile`, and the machine. `explain` and `report` show the same data. `version`
         changes if a field changes its meaning or disappears.
         """
-        bound = self._first
-        sizes = Sizes(self.weights_nbytes, self.arena_nbytes)
-        return collected(self.planned, bound.schedule, self.options, sizes, self._profiled)
+        return collected(self.planned, self._first.schedule, self.options, self.weights_nbytes, self._profiled)
 
     def report(self, path: str | os.PathLike[str], measured: Mapping[str, float] | None = None) -> None:
         """Write the plan as a self-contained HTML page, or as the data of `to_dict` if the path ends in ".json".

@@ -174,11 +174,6 @@ class _Scheduler:
         location = self.locations[value] = _Location(_Block(self.nbytes(value), address))
         return location
 
-    def given(self, name: str, layout: Layout, address: Buffer) -> None:
-        """An input of the network."""
-        self.made[name] = layout
-        self.allocate((name, layout), address)
-
     def need(self, value: Value) -> _Location:
         """The location of a value. A reorder makes the value if it does not exist yet."""
         if value in self.locations:
@@ -369,7 +364,8 @@ def schedule(
     bound = bind_all(network, chosen, held, threads)
     s = _Scheduler(network, held, costs, threads)
     for k, tensor in enumerate(network.inputs):
-        s.given(tensor.name, given[tensor.name], Buffer(k))
+        layout = s.made[tensor.name] = given[tensor.name]
+        s.allocate((tensor.name, layout), Buffer(k))
     every = zip(network.nodes, chosen, bound, strict=True)
     for is_foreign, run in itertools.groupby(every, lambda one: isinstance(one[0].attributes, ops.Foreign)):
         if is_foreign:

@@ -91,23 +91,22 @@ def element_types(node: Node, site: Site, machine: Machine) -> Types:
 
 def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate]:
     """Every way to run a node, by the cheapest kernel for its layouts; the reference only if there is no other."""
-    best: dict[Any, Candidate] = {}
-
-    def offer(candidate: Candidate) -> None:
-        name = candidate.row.name if pricing.every and candidate.row else ""
-        key = candidate.srcs, candidate.dst, name
-        if key not in best or candidate.cost < best[key].cost:
-            best[key] = candidate
-
     site = network.site(node)
-    for view in views(network, node, site, pricing.layouts, pricing.reorder):
-        offer(view)
-    if isinstance(node.attributes, Foreign):
-        return list(best.values())
-    for candidate in _with_kernels(node, site, pricing):
-        offer(candidate)
-    if not best:
+    found = [*views(network, node, site, pricing.layouts, pricing.reorder)]
+    if not isinstance(node.attributes, Foreign):
+        found += _with_kernels(node, site, pricing)
+    if not found:
         raise UnsupportedError(f"{node}: no kernel takes {node.attributes.problem_at(site)}")
+    return cheapest(found, pricing.every)
+
+
+def cheapest(found: Iterable[Candidate], every: bool) -> list[Candidate]:
+    """The cheapest for each pair of layouts; with `every`, of each kernel."""
+    best: dict[Any, Candidate] = {}
+    for one in found:
+        key = one.srcs, one.dst, every and one.row and one.row.name
+        if key not in best or one.cost < best[key].cost:
+            best[key] = one
     return list(best.values())
 
 

@@ -150,23 +150,27 @@ def _relax(factors: Sequence[Factor], domains: Mapping[int, int], table: int, bu
         held = holding.pop(variable)
         order.append((variable, held))
         if size > table:
-            tangled.update({v for f in held for v in f.scope})
+            tangled.update(_scope(held))
         for part in _parts(held, domains, table):
             made = _eliminated(part, variable, domains[variable], budget)
             constant += 0.0 if made.scope else float(made.costs)
             for v in made.scope:
                 holding[v].append(made)
-        touched = {v for f in held for v in f.scope if v != variable}
-        for v in touched:
+        for v in _scope(held) - {variable}:
             holding[v] = [f for f in holding[v] if variable not in f.scope]
             sizes[v] = _size(holding[v], domains)
     branch = max(tangled, key=lambda v: (tangled[v], -domains[v], -v), default=None)
     return _Relaxed(constant, _decided(order, domains), branch)
 
 
+def _scope(factors: Sequence[Factor]) -> set[int]:
+    """The variables of these factors."""
+    return {v for f in factors for v in f.scope}
+
+
 def _size(factors: Sequence[Factor], domains: Mapping[int, int]) -> int:
     """Elements of a table over all variables of these factors."""
-    return math.prod(domains[v] for v in {v for f in factors for v in f.scope})
+    return math.prod(domains[v] for v in _scope(factors))
 
 
 def _parts(factors: Sequence[Factor], domains: Mapping[int, int], table: int) -> list[list[Factor]]:
@@ -184,7 +188,7 @@ def _parts(factors: Sequence[Factor], domains: Mapping[int, int], table: int) ->
 
 def _eliminated(factors: Sequence[Factor], variable: int, values: int, budget: _Budget) -> Factor:
     """The least, over a variable's values, of a sum of factors."""
-    scope = tuple(sorted({v for f in factors for v in f.scope if v != variable}))
+    scope = tuple(sorted(_scope(factors) - {variable}))
     aligned = [_aligned(f, (variable, *scope)) for f in factors]
     shape = np.broadcast_shapes(*(a.shape for a in aligned))[1:]
     budget.spend(OVERHEAD + values * math.prod(shape))

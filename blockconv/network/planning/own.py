@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -111,21 +111,18 @@ def cost_table(given: Network, options: Options, planned: Planned) -> dict[str, 
     every = planned.candidates if options.measure else formulated(given, options, every=True)[2]
     found = {cost_key(c, planned.threads): c.cost for ways in every for c in ways if c.row is not None}
     chosen = (choice.dst for step in planned.problem.steps for choice in step.choices)
-    layouts = dict.fromkeys([*chosen, *_ends(network, options)])
-    for name, src, dst in _reorders(network, layouts):
+    for name, src, dst in _reorders(network, options, chosen):
         found[reorder_key(network.shape(name), src, dst)] = reorder(name, src, dst)
     return found
 
 
-def _ends(network: Network, options: Options) -> Iterator[Layout]:
-    """The layouts that a plan reads its inputs in and writes its outputs in."""
-    for layouts in ends(network, options):
-        yield from layouts.values()
+def _reorders(network: Network, options: Options, layouts: Iterable[Layout]) -> Iterable[tuple[str, Layout, Layout]]:
+    """A value of each shape, with each pair of layouts that have different bytes; the others cost nothing.
 
-
-def _reorders(network: Network, layouts: Iterable[Layout]) -> Iterable[tuple[str, Layout, Layout]]:
-    """A value of each shape, with each pair of layouts that have different bytes; the others cost nothing."""
-    images = [lay for lay in layouts if lay.ndim == 4]
+    Beside these layouts there are those that a plan reads its inputs in and writes its outputs in.
+    """
+    given, made = ends(network, options)
+    images = [lay for lay in dict.fromkeys((*layouts, *given.values(), *made.values())) if lay.ndim == 4]
     names = {tensor.shape: name for name, tensor in network.tensors.items() if name not in network.constants}
     for shape, name in names.items():
         if len(shape) == 4:
@@ -148,9 +145,7 @@ class _Asked(NamedTuple):
 
 def _keys(network: Network, options: Options) -> dict[str, _Asked]:
     """Each key that a plan of this network may read, in all of `NATIVE` and the requested layouts."""
-    layouts: Any = options.layouts
-    given = layouts.values() if isinstance(layouts, Mapping) else layouts if isinstance(layouts, tuple) else [layouts]
-    every = tuple(dict.fromkeys((*NATIVE, *(lay for lay in given if isinstance(lay, Layout)))))
+    every = tuple(dict.fromkeys((*NATIVE, *options.named)))
     planned, _, found = formulated(network, replace(options, layouts=every, measure=False), every=True)
     known = {
         cost_key(c, count): _Asked(node.name, c.request.problem, c.row.name, c.request.src, c.request.dst)
@@ -159,7 +154,7 @@ def _keys(network: Network, options: Options) -> dict[str, _Asked]:
         for count in ({1, options.threads} if options.measure else {1})
         if c.row is not None
     }
-    for name, src, dst in _reorders(planned, dict.fromkeys([*every, *_ends(planned, options)])):
+    for name, src, dst in _reorders(planned, options, every):
         tensor = planned.tensors[name]
         problem = ReorderProblem(tensor.shape, src.tag, dst.tag, 1 if tensor.type.is_packed else tensor.type.itemsize)
         known.setdefault(reorder_key(tensor.shape, src, dst), _Asked(name, problem, "reorder", src, dst))

@@ -22,7 +22,7 @@ from blockconv.network.ops.rule import Tensor
 from blockconv.network.passes.for_kernels import of_kernels, widened
 from blockconv.network.planning import remembered
 from blockconv.network.planning.binding import Workspace, bind
-from blockconv.network.planning.candidates import Candidate, Pricing, Reorder, candidates
+from blockconv.network.planning.candidates import Candidate, Pricing, Reorder, candidates, cheapest
 from blockconv.network.planning.elimination import STEPS
 from blockconv.network.planning.parameters import Parameters
 from blockconv.network.planning.planner import (
@@ -76,6 +76,13 @@ class Options:
     def solver(self) -> str:
         """The planner, without a user's function."""
         return "optimal" if self.is_own else self.planner
+
+    @property
+    def named(self) -> list[Layout]:
+        """The layouts that were asked for."""
+        asked: Any = self.layouts
+        given = asked.values() if isinstance(asked, Mapping) else asked if isinstance(asked, tuple) else [asked]
+        return [layout for layout in given if isinstance(layout, Layout)]
 
     @property
     def asked(self) -> str:
@@ -166,12 +173,10 @@ def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
     """The layouts to consider: the requested tuple; else `NATIVE` and requested ones, CHWN4 only if it is not NCHW4."""
     if isinstance(options.layouts, tuple):
         return options.layouts
-    given = options.layouts.values() if isinstance(options.layouts, Mapping) else [options.layouts]
-    asked = [layout for layout in given if isinstance(layout, Layout)]
     values = (tensor for name, tensor in network.tensors.items() if name not in network.constants)
     single = all(tensor.shape[0] == 1 for tensor in values if tensor.rank == 4)
     usual = [layout for layout in NATIVE if layout.name != "CHWN4" or not single]
-    return tuple(dict.fromkeys([*usual, *asked]))
+    return tuple(dict.fromkeys([*usual, *options.named]))
 
 
 def formulate(network: Network, found: Found, reorder: Reorder, options: Options) -> Assignment:
@@ -422,13 +427,8 @@ def _timed(
         times[candidate] = seconds
     ratios = sorted(seconds / candidate.cost for candidate, seconds in times.items() if candidate.cost)
     ratio = ratios[len(ratios) // 2] if ratios else 1.0
-    best: dict[Any, Candidate] = {}
-    for candidate in options:
-        cost = candidate.cost if candidate.row is None else times.get(candidate, candidate.cost * ratio)
-        key = candidate.srcs, candidate.dst
-        if key not in best or cost < best[key].cost:
-            best[key] = candidate._replace(cost=cost)
-    return tuple(best.values())
+    timed = (c if c.row is None else c._replace(cost=times.get(c, c.cost * ratio)) for c in options)
+    return tuple(cheapest(timed, every=False))
 
 
 def alone(

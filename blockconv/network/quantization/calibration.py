@@ -62,8 +62,7 @@ class Calibration:
         text = as_path("Calibration.load", path).read_bytes()
         with reading("Calibration.load", path):
             found = json.loads(text)
-            ranges = {str(name): (float(low), float(high)) for name, (low, high) in found["ranges"].items()}
-            return cls(ranges, str(found["method"]))
+            return cls(found["ranges"], str(found["method"]))
 
 
 def read_samples(network: Network, samples: Any) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from blockconv.core.types import Array, ElementType, IntegerType, element
 from blockconv.dispatch.quantizing import LARGEST, check_sums, pair_sums
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, Dequantize, Quantize
+from blockconv.network.order import join, root
 from blockconv.network.passes.integers import computes_in_integers, moves_integers
 
 LEAST = 1e-30  # of a scale
@@ -57,10 +58,10 @@ def quantizable(network: Network, excluded: Collection[str], dtype: IntegerType)
             if moves_integers(node.attributes, element(dtype)):
                 wanted |= set(flows)
                 for name in flows:
-                    _joined(moved, name, node.output)
+                    join(moved, name, node.output)
             elif computes_in_integers(node.attributes, element(dtype)):
                 wanted |= set(flows)
-    return {name: _root(moved, name) for name in flows_in_order(network) if name in wanted}
+    return {name: root(moved, name) for name in flows_in_order(network) if name in wanted}
 
 
 def takes_integers(network: Network, node: Node) -> bool:
@@ -75,18 +76,6 @@ def takes_integers(network: Network, node: Node) -> bool:
 def flows_in_order(network: Network) -> list[str]:
     """All values that flow, a producer's before its readers'."""
     return [*(tensor.name for tensor in network.inputs), *(node.output for node in network.nodes)]
-
-
-def _root(joined: Mapping[str, str], name: str) -> str:
-    while name in joined:
-        name = joined[name]
-    return name
-
-
-def _joined(joined: dict[str, str], a: str, b: str) -> None:
-    a, b = _root(joined, a), _root(joined, b)
-    if a != b:
-        joined[a] = b
 
 
 # ---------------------------------------------------------------- the network

@@ -1,8 +1,9 @@
 """A plan as data: one record, the source of its text, its page and its JSON."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 from blockconv._version import __version__
 from blockconv.core import target, text
@@ -21,13 +22,6 @@ from blockconv.network.schedule import Action, Schedule
 
 VERSION = 1  # of PlanData: another number where a field changes its meaning or goes away
 PRICED = 8  # reorders of a plan for which the best plan without them is searched
-
-
-class Sizes(NamedTuple):
-    """Bytes of packed weights, and of the memory that a call needs between ops."""
-
-    weights: int
-    arena: int
 
 
 class MachineData(TypedDict):
@@ -199,9 +193,9 @@ class PlanData(TypedDict):
 
 
 def collected(
-    planned: Planned, schedule: Schedule, options: Options, sizes: Sizes, profile: Profile | None
+    planned: Planned, schedule: Schedule, options: Options, weights: int, profile: Profile | None
 ) -> PlanData:
-    """The record of a plan. profile: None if the plan was not timed."""
+    """The record of a plan. weights: bytes of packed ones. profile: None if the plan was not timed."""
     network, solution, threads = planned.network, planned.solution, options.threads
     return {
         "version": VERSION,
@@ -232,8 +226,8 @@ def collected(
         },
         "predicted": seconds_of_plan(planned, solution, threads),
         "measured": None if profile is None else profile.whole,
-        "weights": sizes.weights,
-        "arena": sizes.arena,
+        "weights": weights,
+        "arena": schedule.arena,
         "live": schedule.live,
     }
 
@@ -310,8 +304,6 @@ def _reorders(problem: Assignment) -> list[ReorderData]:
 
 
 def _calls(planned: Planned, actions: tuple[Action, ...], options: Options, profile: Profile | None) -> list[CallData]:
-    why = {id(action): said for action, said in reasons(planned, actions, options.asked)}
-    none: tuple[str, float | None] = "", None
     measured = [None] * len(actions) if profile is None else profile.seconds
     predicted = seconds_of_actions(planned, actions, options.threads)
     return [
@@ -325,10 +317,12 @@ def _calls(planned: Planned, actions: tuple[Action, ...], options: Options, prof
             "predicted": float(guess),
             "measured": took,
             "ops": [] if action.part is None else list(action.part.kinds),
-            "why": why.get(id(action), none)[0],
-            "saves": why.get(id(action), none)[1],
+            "why": why,
+            "saves": saves,
         }
-        for action, guess, took in zip(actions, predicted, measured, strict=True)
+        for action, guess, took, (why, saves) in zip(
+            actions, predicted, measured, _reasons(planned, actions, options.asked), strict=True
+        )
     ]
 
 
@@ -340,17 +334,15 @@ def more(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{text.duration(abs(seconds))}" if abs(seconds) >= 5e-11 else "the same time"
 
 
-def reasons(
-    planned: Planned, actions: tuple[Action, ...], chosen: str
-) -> list[tuple[Action, tuple[str, float | None]]]:
-    """Each reorder and copy, with its reason; for the dearest also the extra cost of the best plan without it.
+def _reasons(planned: Planned, actions: tuple[Action, ...], chosen: str) -> Iterator[tuple[str, float | None]]:
+    """The reason of each reorder and copy; for the dearest also the extra cost of the best plan without it.
 
     chosen: "auto" if the planner had its choice, else what the user asked for.
     """
-    moved = [action for action in actions if action.node is None]
     free = chosen == "auto" and planned.solution.exact  # a search that found no end is not begun again for each
-    dearest = sorted((a for a in moved if a.kind == "reorder"), key=lambda a: -a.cost)[: PRICED if free else 0]
-    return [(action, _reason(planned, action, chosen, any(action is d for d in dearest))) for action in moved]
+    dearest = sorted((a for a in actions if a.kind == "reorder"), key=lambda a: -a.cost)[: PRICED if free else 0]
+    for action in actions:
+        yield ("", None) if action.node else _reason(planned, action, chosen, any(action is d for d in dearest))
 
 
 def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> tuple[str, float | None]:

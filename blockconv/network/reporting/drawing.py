@@ -20,6 +20,7 @@ from blockconv.core.layout import Layout
 from blockconv.network import ops
 from blockconv.network.foreign import counted
 from blockconv.network.graph import Network
+from blockconv.network.order import join, root
 from blockconv.network.planning.planned import Planned
 from blockconv.network.reporting.data import CallData
 from blockconv.network.schedule import Action, Schedule, Value
@@ -161,23 +162,16 @@ def _once(pair: Pair) -> str:
 
 def lines(found: Sequence[DrawnRow], made: Schedule) -> list[Line]:
     """The lines left of the boxes. A value that only the next row reads needs none: it is drawn from box to box."""
-    makers = {row.writes: k for k, row in enumerate(found) if row.writes is not None}
-    root = _roots(made)
-
-    @functools.cache
-    def origins(value: Value) -> frozenset[int]:
-        """The rows that wrote a value; none for a constant."""
-        if value in makers:
-            return frozenset((makers[value],))
-        return frozenset().union(*(origins(other) for other in made.views.get(value, ())))
-
+    joined: dict[Value, Value] = {}  # those in one piece of memory
+    for view, sources in made.views.items():
+        for source in sources:
+            join(joined, source, view)
     writers: dict[Value, set[int]] = {}
     readers: dict[Value, set[int]] = {}
-    values = {k: value for value, k in makers.items()}
-    for k, row in enumerate(found):
-        for maker in frozenset().union(*map(origins, row.reads)):
-            if maker < k - 1:
-                group = root(values[maker])
+    for k, makers in enumerate(_makers(found, made)):
+        for maker in makers:
+            if maker < k - 1 and (value := found[maker].writes):
+                group = root(joined, value)
                 writers.setdefault(group, set()).add(maker)
                 readers.setdefault(group, set()).add(k)
     drawn = [Line(frozenset(writers[group]), frozenset(readers[group]), 0) for group in writers]
@@ -195,41 +189,23 @@ def _apart(a: Line, b: Line) -> bool:
     return a.last <= b.first or b.last <= a.first
 
 
-def _roots(made: Schedule) -> functools._lru_cache_wrapper[Value]:
-    """A function that gives the same value for all values in the same piece of memory."""
-    above: dict[Value, Value] = {}
-
-    def root(value: Value) -> Value:
-        while value in above:
-            value = above[value]
-        return value
-
-    for view, sources in made.views.items():
-        for source in sources:
-            a, b = root(view), root(source)
-            if a != b:
-                above[b] = a
-    return functools.cache(root)
-
-
 def direct(found: Sequence[DrawnRow], made: Schedule) -> set[int]:
     """The rows that read what the row before them wrote."""
-    return {
-        k
-        for k in range(1, len(found))
-        if (value := found[k - 1].writes) is not None and any(value in _within(made, read) for read in found[k].reads)
-    }
+    return {k for k, makers in enumerate(_makers(found, made)) if k - 1 in makers}
 
 
-def _within(made: Schedule, value: Value) -> Iterable[Value]:
-    """A value, and all that it is made of without a kernel."""
-    waiting, seen = [value], {value}
-    while waiting:
-        for other in made.views.get(waiting.pop(), ()):
-            if other not in seen:
-                seen.add(other)
-                waiting.append(other)
-    return seen
+def _makers(found: Sequence[DrawnRow], made: Schedule) -> Iterable[frozenset[int]]:
+    """For each row the rows that wrote what it reads, or what that is made of without a kernel."""
+    wrote = {row.writes: k for k, row in enumerate(found)}
+
+    @functools.cache
+    def origins(value: Value) -> frozenset[int]:
+        """The rows that wrote a value; none for a constant."""
+        if value in wrote:
+            return frozenset((wrote[value],))
+        return frozenset().union(*map(origins, made.views.get(value, ())))
+
+    return (frozenset().union(*map(origins, row.reads)) for row in found)
 
 
 # ---------------------------------------------------------------- HTML

@@ -139,11 +139,8 @@ def _plans(drawn: Drawn, measured: Mapping[str, float]) -> list[_Compared]:
     own = _own_time(drawn, measured)
     found = [compared("this plan", planned.solution, own, "var(--wire)")]
     found.append(compared("greedy", greedy(problem), measured.get("greedy"), "var(--wire)"))
-    for layout in NATIVE:
-        if layout in known:
-            took = measured.get(layout.name)
-            found.append(compared(f"all {layout}", fixed(problem, layout), took, fill(layout)))
-    return found
+    fixed_ones = ((layout, fixed(problem, layout)) for layout in NATIVE if layout in known)
+    return found + [compared(f"all {one}", plan, measured.get(one.name), fill(one)) for one, plan in fixed_ones]
 
 
 def _comparison(drawn: Drawn, measured: Mapping[str, float]) -> str:
