@@ -143,8 +143,11 @@ class Op(Record):
         return 0
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        """The layout of each input for a kernel from `src` to `dst`; None if there is none."""
-        return (src,) * len(site.inputs)
+        """The layout of each input for a kernel from `src` to `dst`; None if there is none.
+
+        Inputs of other dimensions than the leading one are row-major.
+        """
+        return tuple(src if tensor.rank == src.ndim else row_major(tensor.rank) for tensor in site.inputs)
 
     def dst_layout(self, site: Site, dst: Layout) -> Layout:
         """The output's layout for a kernel's request."""
@@ -157,7 +160,7 @@ class Op(Record):
     def buffers(self, count: int) -> Buffers | None:
         """A kernel's buffers before its memory, for so many inputs: their numbers, `OUTPUT`, arrays, or None for none.
 
-        None: the inputs, the parameters, the output.
+        None: the inputs, the parameters, the output, the further results.
         """
         return None
 
@@ -279,9 +282,6 @@ class RowMajor(Solved):
         src, dst = (row_major(tensor.rank) for tensor in (site.inputs[0], site.output))
         yield self.op, self.problem_at(site), (src,), (dst,)
 
-    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        return tuple(row_major(tensor.rank) for tensor in site.inputs)
-
 
 class Trained(Solved):
     """The base of ops whose inputs after the first two are no images: these are row-major."""
@@ -290,9 +290,6 @@ class Trained(Solved):
 
     def infer_type(self, src: ElementType, *others: ElementType | None) -> ElementType:
         return common_type(self, src)
-
-    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        return tuple(src if one.rank == 4 else row_major(one.rank) for one in site.inputs)
 
 
 def check_inputs(attributes: Op, inputs: Sequence[ElementType]) -> None:

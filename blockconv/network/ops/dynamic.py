@@ -11,11 +11,10 @@ from blockconv.core.checks import Shape
 from blockconv.core.element_problem import ElementsProblem
 from blockconv.core.eltwise_problem import FindQuantizationProblem
 from blockconv.core.errors import ArgumentError
-from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization, integers
 from blockconv.core.types import Array, ElementType, Types, element
 from blockconv.network.ops.base import Op, Solved, check_type
-from blockconv.network.ops.rule import ALL_PIXELS, Axes, Layouts, Reads, Site
+from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reads, Site
 from blockconv.network.ops.windows import IntegerConvolution
 
 __all__ = ["DynamicConv2d", "DynamicQuantize", "FindQuantization"]
@@ -69,9 +68,6 @@ class DynamicQuantize(Solved):
         scale, zero_point = found
         return integers(src / scale, Quantization(1.0, int(zero_point)), "uint8")
 
-    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        return src, row_major(1)
-
     def types_at(self, site: Site) -> Types:
         return Types.converted(site.inputs[0].type.array_dtype, site.output.type.array_dtype)
 
@@ -92,8 +88,7 @@ class DynamicConv2d(IntegerConvolution):
         _check_found(self, found)
         shape = self.checked_shape(src, wei, bias, residual)
         if self.dtype == "int32" and (residual or bias or not self.activation.is_identity):
-            rule = "excludes bias, residual and activation"
-            raise self._error("dtype", rule)
+            raise self._error("dtype", "excludes bias, residual and activation")
         return shape
 
     def infer_type(
@@ -117,9 +112,6 @@ class DynamicConv2d(IntegerConvolution):
         x = sums.astype(np.float32) * (scale * self.wei.scale).reshape(-1, 1, 1)
         x = x if bias is None else x + bias.reshape(-1, 1, 1)
         return self.activated(x if residual is None else x + residual)
-
-    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        return (src, row_major(1), dst)[: len(site.inputs)]
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         return ALL_PIXELS  # for the quantization that is found

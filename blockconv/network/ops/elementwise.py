@@ -83,13 +83,13 @@ class _Broadcast(ElementwiseOp):
     def leading(self, site: Site) -> int:
         """The first operand of the result's shape; if there is none, one of its rank."""
         shape = site.output.shape
-        known = [(len(tensor.shape), tensor.shape == shape) for tensor in site.inputs]
+        known = [(tensor.rank, tensor.shape == shape) for tensor in site.inputs]
         return known.index(max(known))
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         """The operands have the result's layout. One of fewer dimensions is row-major, with a row-major result."""
         found = tuple(
-            dst if known or len(tensor.shape) == dst.ndim else row_major(len(tensor.shape))
+            dst if known or tensor.rank == dst.ndim else row_major(tensor.rank)
             for tensor, known in zip(site.inputs, site.constant, strict=True)
         )
         return found if src == dst and (dst == row_major(dst.ndim) or all(lay == dst for lay in found)) else None
@@ -98,7 +98,7 @@ class _Broadcast(ElementwiseOp):
         """Operands have the same pixels; a constant, or one of a single pixel, has one value for all of them."""
         whole = site.output.shape
         for tensor, constant in zip(site.inputs, site.constant, strict=True):
-            shape = (1,) * (len(whole) - len(tensor.shape)) + tensor.shape
+            shape = (1,) * (len(whole) - tensor.rank) + tensor.shape
             sizes = [shape[axis] for axis in axes]
             if constant and any(size > 1 for size in sizes):
                 return f"has the constant {tensor.name!r}, which differs from pixel to pixel"

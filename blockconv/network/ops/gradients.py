@@ -173,9 +173,6 @@ class MaxPool2dIndices(Trained):
     def further(self, site: Site) -> Further:
         return ((None, element("int64")),)
 
-    def buffers(self, count: int) -> Buffers:
-        return [0, OUTPUT, OUTPUT - 1]
-
     def compute(self, src: Array) -> Any:
         p = self.of.problem(src.shape)
         at = np.arange(float(p.ih * p.iw)).reshape(1, 1, p.ih, p.iw)

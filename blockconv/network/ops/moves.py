@@ -250,7 +250,7 @@ class Reshape(Op):
         return np.asarray(src.reshape(self.infer(src.shape)))
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
-        yield View((row_major(len(site.inputs[0].shape)),), row_major(len(site.output.shape)))
+        yield View((row_major(site.inputs[0].rank),), row_major(site.output.rank))
 
 
 class Shuffle(_Moves):

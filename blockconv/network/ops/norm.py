@@ -44,17 +44,19 @@ class GroupNorm(Scaled):
         return [same_pixels(axes)] if self.per_pixel else ALL_PIXELS
 
 
-def _by_channel(site: Site) -> Further:
-    """Two results for each channel of the input."""
-    src = site.inputs[0]
-    return (((src.shape[1],), src.type.computed),) * 2
-
-
 def _per_channel(x: Array) -> Array:
     return x.reshape(-1, 1, 1)
 
 
-class BatchNorm(Trained):
+class _ByChannel(Trained):
+    """An op with two further results for each channel of the input."""
+
+    def further(self, site: Site) -> Further:
+        src = site.inputs[0]
+        return (((src.shape[1],), src.type.computed),) * 2
+
+
+class BatchNorm(_ByChannel):
     """(src - mean) * inverse * scale[c] + bias[c] (+ residual), at least `low` and at most `high`, by src's statistics.
 
     inputs: src, scale, bias, then running mean and variance if `running`, then the residual if `residual`.
@@ -71,7 +73,7 @@ class BatchNorm(Trained):
     high: float = np.inf
 
     def further(self, site: Site) -> Further:
-        return _by_channel(site) * (2 if self.running else 1)
+        return super().further(site) * (2 if self.running else 1)
 
     def buffers(self, count: int) -> Buffers:
         numbers = np.array([self.momentum, self.low, self.high])
@@ -94,7 +96,7 @@ class BatchNorm(Trained):
         return {"extra": self.residual}
 
 
-class BatchNormBackward(Trained):
+class BatchNormBackward(_ByChannel):
     """The gradient of a batch norm's input. inputs: src, grad, scale, bias, mean, inverse, as `BatchNorm` has them.
 
     results beside the output: the gradients of scale and of bias.
@@ -106,9 +108,6 @@ class BatchNormBackward(Trained):
     inputs = range(6, 7)
     low: float = -np.inf
     high: float = np.inf
-
-    def further(self, site: Site) -> Further:
-        return _by_channel(site)
 
     def buffers(self, count: int) -> Buffers:
         return [*range(6), OUTPUT, OUTPUT - 1, OUTPUT - 2, np.array([0.0, self.low, self.high])]
@@ -143,9 +142,6 @@ class GroupNormTraining(Trained, GroupNorm):
         src = site.inputs[0]
         return (((src.shape[0], self.groups), src.type.computed),) * 2
 
-    def buffers(self, count: int) -> Buffers:
-        return [0, 1, 2, OUTPUT, OUTPUT - 1, OUTPUT - 2]
-
     def compute(self, src: Array, *factors: Array) -> Any:
         split = src.reshape(src.shape[0], self.groups, -1)
         inverse = 1 / np.sqrt(split.var(axis=2) + self.epsilon)
@@ -155,7 +151,7 @@ class GroupNormTraining(Trained, GroupNorm):
         return {"statistics": True}
 
 
-class GroupNormBackward(Trained):
+class GroupNormBackward(_ByChannel):
     """The gradient of a group norm's input. inputs: src, grad, scale, mean, inverse.
 
     results beside the output: the gradients of scale and of bias.
@@ -165,12 +161,6 @@ class GroupNormBackward(Trained):
     solves = GroupNormProblem
     inputs = range(5, 6)
     groups: int
-
-    def further(self, site: Site) -> Further:
-        return _by_channel(site)
-
-    def buffers(self, count: int) -> Buffers:
-        return [*range(5), OUTPUT, OUTPUT - 1, OUTPUT - 2]
 
     def compute(self, src: Array, grad: Array, scale: Array, mean: Array, inverse: Array) -> Any:
         split = (src.shape[0], self.groups, -1)

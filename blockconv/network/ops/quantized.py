@@ -168,8 +168,7 @@ class QuantizedConv2d(IntegerConvolution):
         if self.dst is not None:
             _check_integers(self, "dst", self.dst, element(self.dtype))
         if (self.residual is not None) != (self.is_requantized and residual is not None):
-            rule = "has to be given with a residual of integers, and only then"
-            raise self._error("residual", rule)
+            raise self._error("residual", "has to be given with a residual of integers, and only then")
         if self.sum is not None:
             if (self.residual is not None) == is_scaled:
                 raise self._error("sum", "needs a residual of integers, or scale and shift")
@@ -177,8 +176,7 @@ class QuantizedConv2d(IntegerConvolution):
         if is_scaled and factors != (shape[1:2], shape[1:2]):
             raise ArgumentError(self.op, "scale", factors, f"has to be ({shape[1]},), with such a shift")
         if self.dtype == "int32" and (residual or is_scaled or not self.activation.is_identity):
-            rule = "excludes residual, scale and activation"
-            raise self._error("dtype", rule)
+            raise self._error("dtype", "excludes residual, scale and activation")
         return shape
 
     def infer_type(
@@ -243,8 +241,7 @@ class Quantized(Op):
 
     def infer(self, *shapes: Shape) -> Shape:
         if len(self.srcs) not in self.of.inputs:
-            rule = f"has to hold one for each of {len(shapes) - len(self.parameters)} inputs"
-            raise self._error("srcs", rule)
+            raise self._error("srcs", f"has to hold one for each of {len(shapes) - len(self.parameters)} inputs")
         _check_integers(self, "dst", self.dst, element(self.dtype))
         if self.of.on_integers() != "computes":
             raise self._error("of", "moves integers without change, and takes no quantization")

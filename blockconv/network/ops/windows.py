@@ -11,7 +11,7 @@ import numpy as np
 from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.checks import Pads, Pair, Shape, check_rank, check_same, reached_end, whole
 from blockconv.core.errors import ArgumentError
-from blockconv.core.layout import Layout
+from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import (
     AdaptivePool2dProblem,
     Conv2dBackwardDataProblem,
@@ -109,7 +109,8 @@ class Convolution(Weighted):
         return _conv2d_problem(*src, oc, kh, kw, *window_fields(self.stride, self.pads, self.dilation, self.groups))
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        return (src, dst)[: len(site.inputs)]  # a residual has the destination's layout
+        # A residual has the destination's layout.
+        return (src, *(dst if tensor.rank == 4 else row_major(tensor.rank) for tensor in site.inputs[1:]))
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         return [windows_of(self.problem_at(site)), *[same_pixels(axes)] * (len(site.inputs) - 1)]

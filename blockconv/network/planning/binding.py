@@ -45,7 +45,7 @@ class BoundNode(NamedTuple):
 def bind(
     network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int, known: Known | None = None
 ) -> BoundNode:
-    """The ops of a candidate that has a kernel. The buffers are inputs, parameters, output, memory.
+    """The ops of a candidate that has a kernel. The buffers are inputs, parameters, output, further results, memory.
 
     A convolution's are those of its kernels: source, weight, bias, destination, residual, epilogue.
 
@@ -63,7 +63,8 @@ def bind(
     constants = (held.constant(*named, computed) for named in zip(node.parameters, layouts, strict=True))
     last = len(primitive.workspace) - 1
     memory = (Workspace(nbytes, primitive.fails and k == last) for k, nbytes in enumerate(primitive.workspace))
-    buffers = (*range(len(node.inputs)), *constants, OUTPUT) if own is None else own
+    further = (OUTPUT - 1 - k for k in range(len(node.attributes.further(network.site(node)))))
+    buffers = (*range(len(node.inputs)), *constants, OUTPUT, *further) if own is None else own
     return BoundNode(primitive.launches(), (*buffers, *memory))
 
 
