@@ -116,8 +116,7 @@ class NetworkBuilder:
     def _check_free(self, what: str, name: str) -> None:
         _check_name(self.name, what, name)
         if name in self._emitter.values:
-            rule = "is the name of another value, and values have one producer"
-            raise NetworkError(self.name, what, name, rule)
+            raise NetworkError(self.name, what, name, "is the name of another value, and values have one producer")
 
     # -- one method an op, where `add` does not read well
 

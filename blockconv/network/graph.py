@@ -95,10 +95,7 @@ class Network:
     tensors: dict[str, Tensor] = field(init=False, repr=False)  # every value, constants included
 
     def __post_init__(self) -> None:
-        constants = {}
-        for name, value in self.constants.items():
-            constants[name] = frozen(value)
-        object.__setattr__(self, "constants", constants)
+        object.__setattr__(self, "constants", {name: frozen(value) for name, value in self.constants.items()})
         object.__setattr__(self, "nodes", _ordered(self))
         object.__setattr__(self, "tensors", _inferred(self)[1])
 

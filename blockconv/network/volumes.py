@@ -71,7 +71,8 @@ class Window(NamedTuple):
 
     def within(self, made: Any) -> Any:
         """An op with the windows along H and W."""
-        return replace(made, stride=self.stride[-2:], pads=self.pads[-2:], dilation=self.dilation[-2:])
+        kernel = {"kernel": self.kernel[-2:]} if isinstance(made, Pool2d) else {}
+        return replace(made, stride=self.stride[-2:], pads=self.pads[-2:], dilation=self.dilation[-2:], **kernel)
 
 
 def as_images(call: Translation, x: Tensor, rank: int) -> Tensor:
@@ -118,7 +119,7 @@ def convolution(
 
 def pool(call: Translation, made: Pool2d, x: Tensor, window: Window) -> Tensor:
     """A pool. made: it, without its windows."""
-    made, image = replace(window.within(made), kernel=window.kernel[-2:]), as_images(call, x, window.rank)
+    made, image = window.within(made), as_images(call, x, window.rank)
     y = pooled(call, made, image, window.depth) if window.rank == 3 else call.emit(made, image)
     return as_given(call, y, x, window.rank)
 

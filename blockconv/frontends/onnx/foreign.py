@@ -391,15 +391,18 @@ class Fallback:
                 return {name: _Value(x.dtype, x.shape) for name, x in zip(wanted, results, strict=True)}
             except runtime_errors():
                 pass  # it refuses the node
-        if all(_is_known(found.get(name)) for name in wanted):
+
+        def missing() -> set[str]:
+            values = ((name, found.get(name)) for name in wanted)
+            return {name for name, v in values if v is None or (v.dtype is not None and v.shape is None)}
+
+        if not missing():
             return found
         known = [name for name, value in self._constants(reads).items() if value.size <= MOST_VALUES]
         model = self._model(nodes, reads, map(helper.make_empty_tensor_value_info, wanted), known)
-        found |= {name: value for name, value in _by_onnx(model) if name in wanted and not _is_known(found.get(name))}
-        if has_onnx_runtime() and not all(_is_known(found.get(name)) for name in wanted):
-            found |= {
-                name: value for name, value in _by_onnx_runtime(model, title(node)) if not _is_known(found.get(name))
-            }
+        found |= {name: value for name, value in _by_onnx(model) if name in missing()}
+        if missing() and has_onnx_runtime():
+            found |= {name: value for name, value in _by_onnx_runtime(model, title(node)) if name in missing()}
         return {name: found.get(name, _Value(np.dtype(np.float32), None)) for name in wanted}
 
 
@@ -447,10 +450,6 @@ def rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
             rename(graph.node, outer)
             for value in graph.output:
                 value.name = outer.get(value.name, value.name)
-
-
-def _is_known(value: _Value | None) -> bool:
-    return value is not None and (value.dtype is None or value.shape is not None)
 
 
 def value_of(type: Any) -> _Value:

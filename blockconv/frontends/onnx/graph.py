@@ -412,8 +412,7 @@ def _translate(call: Call, rules: Rules | None) -> None:
     except Unsupported:
         raise
     except failing(ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
-        rule = f"cannot be read: {error}"
-        raise call.error("attributes", list(call.attributes), rule) from error
+        raise call.error("attributes", list(call.attributes), f"cannot be read: {error}") from error
     for name, tensor in zip(call.node.output, results if isinstance(results, list) else [results], strict=False):
         if name:
             call.give(name, tensor)

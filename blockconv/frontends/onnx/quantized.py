@@ -59,7 +59,11 @@ def quantization(call: Call, at: int, dtype: Any) -> Quantization:
     for name, value in (("scale", scale), ("zero_point", zero_point)):
         if value.size != 1:
             raise call.error(name, value, "has to be one number; only weights have several")
-    return Quantization(float(scale.item()), int(zero_point.item()))
+    return _of_one(scale, zero_point)
+
+
+def _of_one(scale: Array, zero_point: Array) -> Quantization:
+    return Quantization(float(scale.item()), int(zero_point.reshape(-1)[0]))
 
 
 def check_bytes(call: Call, dtype: Any) -> None:
@@ -138,8 +142,7 @@ def weight(call: Call, at: int, axis: int) -> None:
         scale = scale.reshape(())
     axis = axis if value.ndim > 1 else 0
     if any(p.size not in (1, value.shape[axis]) for p in (scale, zero_point)):
-        rule = f"has to hold one scale, or {value.shape[axis]}: one for each output channel"
-        raise call.error("scale", scale, rule)
+        raise call.error("scale", scale, f"has to hold one scale, or {value.shape[axis]}: one for each output channel")
     found = as_weight(value, scale, zero_point, axis)
     assert found is not None
     call.inputs[at] = call.scope.quantized_constant(call.scope.value_name(f"{call.name}.weight"), found)
@@ -163,7 +166,7 @@ def _quantize_linear(call: Call) -> Tensor:
     if call["block_size"]:
         return _quantize_blocks(call, x, *_along(call, x.shape, scale, zero_point), dtype)
     if scale.size == 1:
-        return _quantize(call, x, Quantization(float(scale.item()), int(zero_point.reshape(-1)[0])), dtype)
+        return _quantize(call, x, _of_one(scale, zero_point), dtype)
     axis = _axis_of(call, x.shape, scale, zero_point)
     made = []
     for k in range(scale.size):
@@ -180,8 +183,7 @@ def _dequantize_linear(call: Call) -> Tensor:
         raise Unsupported(f"from {x.dtype}, with scales of {call.array(1, 'scale').dtype}")
     scale, zero_point = scales(call, 1), zero_points(call, 2, x.dtype)
     if scale.size == 1 and not call["block_size"]:
-        given = Quantization(float(scale.item()), int(zero_point.reshape(-1)[0]))
-        return call.emit(ops.Dequantize(given), x)
+        return call.emit(ops.Dequantize(_of_one(scale, zero_point)), x)
     scale, zero_point = _along(call, x.shape, scale, zero_point)
     y = call.helper(ops.Dequantize(Quantization(1.0)), x)
     if zero_point.any():

@@ -22,8 +22,7 @@ def _window(call: Call, kernel: Any) -> Window:
         raise Unsupported(f"kernel_shape={tuple(kernel)}: {rank}-D windows")
     x = call.input()
     if x.rank != rank + 2:
-        rule = f"has {x.rank - 2} image dimensions, and the window {kernel} has {rank}"
-        raise call.error("input", x.shape, rule)
+        raise call.error("input", x.shape, f"has {x.rank - 2} image dimensions, and the window {kernel} has {rank}")
     given = call.attribute("kernel_shape", kernel)
     if given != kernel:
         raise call.error("kernel_shape", given, f"has to be {kernel}, the weight's")

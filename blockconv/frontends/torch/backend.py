@@ -421,7 +421,8 @@ class Part(torch.nn.Module):  # type: ignore[misc]
     def forward(self, *args: Any) -> Any:
         """The outputs, as a tuple."""
         weights = [args[k] for k in self.static]
-        flows = [_as_tensor(args[k], kind) for k, kind in self.flows.items()]
+        given = ((args[k], kind) for k, kind in self.flows.items())  # numbers have a kind
+        flows = [x if kind is None else torch.tensor(x, dtype=kind, device="cpu") for x, kind in given]
         key, shapes = (*map(is_last, flows), *(args[k] for k in self.numbers)), tuple([x.shape for x in flows])
         variants = self._variants  # another thread may put others in their place
         variant = variants.get(key) if _are_for(variants, weights) else None
@@ -533,11 +534,6 @@ class _Variant:
         """Drop the results for the sizes that came first."""
         while len(self.results) >= kept:
             del self.results[next(iter(self.results))]
-
-
-def _as_tensor(value: Any, kind: Any) -> Any:
-    """An input of a plan. kind: the type of a number."""
-    return value if kind is None else torch.tensor(value, dtype=kind, device="cpu")
 
 
 def _result(value: Any, node: Any, sizes: Mapping[Any, int]) -> Any:

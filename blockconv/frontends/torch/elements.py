@@ -197,28 +197,25 @@ of_numbers("embedding")(
 
 def flow_indices(call: Call, given: list[tuple[int, Value]]) -> Tensor:
     """The elements at indices of some axes, (axis, indices). Indices broadcast together, and may be negative."""
-    x, first = call.input(), given[0][0]
-    indices = [call.tensor(value) for _, value in given]
-    if len(given) == 1 and indices[0].type.name in ("int64", "int32"):
-        return call.emit(ops.GatherAt("along", first), x, indices[0])
-    tuples, order, named = _tuples(call, x, [(axis, index) for (axis, _), index in zip(given, indices, strict=True)])
-    front = call.transposed(x, order)
-    y = call.emit(ops.GatherAt("tuples"), front, tuples)
-    before = first if named == [*range(first, first + len(named))] else 0  # as many axes are put in front again
-    if not before:
-        return y
+    x, indices = call.input(), [(axis, call.tensor(value)) for axis, value in given]
+    (axis, index), *others = indices
+    if not others and index.type.name in ("int64", "int32"):
+        return call.emit(ops.GatherAt("along", axis), x, index)
+    tuples, order, before = _tuples(call, x, indices)
+    y = call.emit(ops.GatherAt("tuples"), call.transposed(x, order), tuples)
     k = tuples.rank - 1
-    return call.emit(ops.Transpose((*range(k, k + before), *range(k), *range(k + before, y.rank))), y)
+    return call.transposed(y, (*range(k, k + before), *range(k), *range(k + before, y.rank)))
 
 
-def _tuples(call: Call, x: Tensor, given: list[tuple[int, Tensor]]) -> tuple[Tensor, tuple[int, ...], list[int]]:
-    """Indices of some axes as tuples; the order of axes that has these in front; and these axes."""
+def _tuples(call: Call, x: Tensor, given: list[tuple[int, Tensor]]) -> tuple[Tensor, Axes, int]:
+    """Indices of some axes as tuples; the order of axes that has these in front; how many axes stay before theirs."""
     if not {index.type.name for _, index in given} <= {"int64", "int32"}:
         raise Unsupported("indices that are not of int64 or int32")
     named = [axis for axis, _ in given]
     shape = np.broadcast_shapes(*(index.shape for _, index in given))
     wide = [call.reshape(call.expanded(call.converted(index, "int64"), shape), (*shape, 1)) for _, index in given]
-    return call.joined(len(shape), wide), (*named, *(axis for axis in range(x.rank) if axis not in named)), named
+    before = named[0] if named == [*range(named[0], named[0] + len(named))] else 0
+    return call.joined(len(shape), wide), (*named, *(axis for axis in range(x.rank) if axis not in named)), before
 
 
 def _check_updated(x: Tensor, indices: Tensor, kind: ScatterKind) -> None:
@@ -268,10 +265,9 @@ def _put(call: Call) -> Tensor:
         ((axis, mask),) = given
         mask = call.reshape(mask, (*mask.shape, *(1,) * (x.rank - axis - mask.rank)))
         return call.where(mask, call.reshape(values, ()), x)
-    tuples, order, named = _tuples(call, x, given)
+    tuples, order, first = _tuples(call, x, given)
     _check_updated(x, tuples, kind)
-    shape, rest = tuples.shape[:-1], [x.shape[axis] for axis in order[len(named) :]]
-    first = named[0] if named == [*range(named[0], named[0] + len(named))] else 0
+    shape, rest = tuples.shape[:-1], [x.shape[axis] for axis in order[tuples.shape[-1] :]]
     values = call.expanded(values, (*rest[:first], *shape, *rest[first:]))
     k, places = len(shape), (*range(len(shape) + len(rest)),)
     updates = call.transposed(values, (*places[first : first + k], *places[:first], *places[first + k :]))

@@ -72,12 +72,12 @@ def conv2d(
             x, top, left = _F.pad(x, (left, right, top, bottom)), 0, 0
         edges = top, left
     y = calls.conv2d(x, weight, bias, _two(stride), edges, dilations, groups)
-    y = y if input.dim() == 4 else y.squeeze(0)
+    y = _as_given(y, input)
     if residual is not None:
         _check_rank("conv2d", "residual", residual, (3, 4), "of the output's shape")
         check_same("conv2d", "residual", tuple(residual.shape), tuple(y.shape), "the output")
         y = y + residual.to(y.dtype)
-    return y if activation is None else _activated(y, activation)
+    return _activated(y, activation)
 
 
 def conv1d(
@@ -147,8 +147,7 @@ def conv_transpose2d(
         cut = [side for k in (1, 0) for side in (-edges[k][0], more[k] - edges[k][1])]
         y = _F.pad(whole, cut)
         y = y if bias is None else y + bias.to(y.dtype)[:, None, None]
-    y = y if input.dim() == 4 else y.squeeze(0)
-    return y if activation is None else _activated(y, activation)
+    return _activated(_as_given(y, input), activation)
 
 
 def conv_transpose1d(
@@ -179,7 +178,7 @@ def max_pool2d(
     op, sizes = "max_pool2d", _window(kernel_size, stride, padding)
     x, gives_both = _batched(op, input), check_flag(op, "return_indices", return_indices)
     found = calls.max_pool2d(x, *sizes, _two(dilation), check_flag(op, "ceil_mode", ceil_mode))
-    values, indices = found if input.dim() == 4 else (part.squeeze(0) for part in found)
+    values, indices = (_as_given(part, input) for part in found)
     return (values, indices) if gives_both else values
 
 
@@ -196,15 +195,13 @@ def avg_pool2d(
     op, sizes = "avg_pool2d", _window(kernel_size, stride, padding)
     x = _batched(op, input)
     flags = check_flag(op, "ceil_mode", ceil_mode), check_flag(op, "count_include_pad", count_include_pad)
-    y = calls.avg_pool2d(x, *sizes, *flags, divisor_override)
-    return y if input.dim() == 4 else y.squeeze(0)
+    return _as_given(calls.avg_pool2d(x, *sizes, *flags, divisor_override), input)
 
 
 def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
     """torch.nn.functional.adaptive_avg_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W)."""
     op = "adaptive_avg_pool2d"
-    y = calls.adaptive_avg_pool2d(_batched(op, input), _sizes(op, input, output_size))
-    return y if input.dim() == 4 else y.squeeze(0)
+    return _as_given(calls.adaptive_avg_pool2d(_batched(op, input), _sizes(op, input, output_size)), input)
 
 
 def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
@@ -302,6 +299,11 @@ def _batched(op: str, input: Any) -> Any:
     return input if input.dim() == 4 else input.unsqueeze(0)
 
 
+def _as_given(y: Any, input: Any) -> Any:
+    """The output with N only if the input has it."""
+    return y if input.dim() == 4 else y.squeeze(0)
+
+
 def _check_rank(op: str, argument: str, value: Any, ranks: Sequence[int], axes: str) -> None:
     """Raise ArgumentError for what is no tensor of one of these ranks."""
     if not isinstance(value, torch.Tensor):
@@ -322,6 +324,8 @@ _ACTIVATIONS: dict[str, Callable[..., Any]] = {  # those whose function of PyTor
 
 def _activated(y: Any, given: Any) -> Any:
     """An activation by PyTorch, which has its gradient."""
+    if given is None:
+        return y
     known = read_activation(given)
     function = _ACTIVATIONS.get(known.name) or getattr(_F, known.name)
     return function(y, *(known.first, known.second)[: len(DEFINITIONS[known.name].parameters)])

@@ -363,7 +363,8 @@ def _recurrent(call: Call) -> list[Tensor]:
     if len(arrays) != layers * d * each:
         raise Unsupported("projections, or weights that are no constants")
     given = [call.tensor(value) for value in (call["hx"] if name == "lstm" else [call["hx"]])]
-    x = call.helper(ops.Transpose((1, 0, 2)), x) if call["batch_first"] else x
+    order = (1, 0, 2) if call["batch_first"] else (0, 1, 2)
+    x = call.transposed(x, order, helps=True)
     ends: list[list[Tensor]] = []
     for layer in range(layers):
         own = arrays[layer * d * each : (layer + 1) * d * each]
@@ -374,8 +375,10 @@ def _recurrent(call: Call) -> list[Tensor]:
         steps, _, n, h = y.shape
         x = call.reshape(call.helper(ops.Transpose((0, 2, 1, 3)), y), (steps, n, d * h))
         ends.append(last)
-    x = call.helper(ops.Transpose((1, 0, 2)), x) if call["batch_first"] else x
-    return [x, *(call.helper(ops.Concat(0), *some) for some in zip(*ends, strict=True))]
+    return [
+        call.transposed(x, order, helps=True),
+        *(call.helper(ops.Concat(0), *some) for some in zip(*ends, strict=True)),
+    ]
 
 
 def _in_order(array: Array, name: str) -> Array:

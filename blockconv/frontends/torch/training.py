@@ -106,7 +106,7 @@ class _Fused(NamedTuple):
 
 def _place_norm(graph: Any, node: Any) -> None:
     """One op in place of a batch norm, an addition and a ReLU, and one in place of the gradients of both."""
-    given, promised = arguments_of(node, node.args, node.kwargs), node.meta["val"]
+    given = arguments_of(node, node.args, node.kwargs)
     x = given["input"].meta["val"]
     if not given["training"] or not _is_taken(x):
         return
@@ -116,10 +116,9 @@ def _place_norm(graph: Any, node: Any) -> None:
     with graph.inserting_before(point or node):
         numbers = given["momentum"], given["eps"], *bounds
         known = map(given.get, ("input", "weight", "bias", "running_mean", "running_var"))
-        parts = _parts(node, 5, ops.batch_norm, *known, residual, *numbers)
-        if not _has_strides_of(parts[0].meta["val"], promised[0]):
-            return
-        results = _as_types(node, parts)
+        parts, results = _parts(node, 5, ops.batch_norm, *known, residual, *numbers)
+    if not results:
+        return
     if found and point:
         results.pop(0, None)  # the value without what follows
         for part in node.users:
@@ -141,10 +140,22 @@ def _is_taken(x: Any) -> bool:
     return all(map(statically_known_true, (x.shape[1] > 0, math.prod((x.shape[0], *x.shape[2:])) > 1)))
 
 
-def _parts(node: Any, count: int, op: Any, *given: Any) -> list[Any]:
-    """The results of an op that has several."""
+def _parts(node: Any, count: int, op: Any, *given: Any) -> tuple[list[Any], dict[int, Any]]:
+    """(The results of an op that has several; those that others read of the node, in the types that tracing promised).
+
+    There are none of the latter if the first result has other strides than tracing promised.
+    """
     made = _emitted(node, op.default, *given)
-    return [_emitted(node, operator.getitem, made, k) for k in range(count)]
+    parts = [_emitted(node, operator.getitem, made, k) for k in range(count)]
+    read, promised = {part.args[1] for part in node.users}, node.meta["val"]
+    if not _has_strides_of(parts[0].meta["val"], promised[0]):
+        return parts, {}
+    convert = torch.ops.prims.convert_element_type.default
+    return parts, {
+        k: part if part.meta["val"].dtype == promised[k].dtype else _emitted(node, convert, part, promised[k].dtype)
+        for k, part in enumerate(parts)
+        if k in read
+    }
 
 
 def _following(node: Any) -> _Fused | None:
@@ -189,7 +200,7 @@ def _fusing_point(graph: Any, node: Any, x: Any, found: _Fused) -> Any:
 
 def _fuse_gradient(graph: Any, node: Any, found: _Fused, statistics: Sequence[Any], bias: Any) -> None:
     """The gradients of a batch norm and of the ReLU after it as one op, if nobody else reads the latter."""
-    given, promised = arguments_of(node, node.args, node.kwargs), node.meta["val"]
+    given = arguments_of(node, node.args, node.kwargs)
     mask = given["grad_out"]
     kinds = {(0.0, math.inf): aten.threshold_backward.default}
     if mask.target != kinds.get(found.bounds, _CLIPPED) or len(mask.users) > 1:
@@ -198,9 +209,8 @@ def _fuse_gradient(graph: Any, node: Any, found: _Fused, statistics: Sequence[An
         return
     with graph.inserting_before(node):
         known = mask.args[0], given["input"], given["weight"], bias, *statistics, *found.bounds
-        parts = _parts(node, 3, ops.batch_norm_backward, *known)
-        results = _as_types(node, parts)
-    if not _has_strides_of(parts[0].meta["val"], promised[0]):
+        _, results = _parts(node, 3, ops.batch_norm_backward, *known)
+    if not results:
         return
     for part in list(node.users):
         part.replace_all_uses_with(results[part.args[1]])
@@ -223,17 +233,6 @@ def _readers(node: Any) -> list[Any]:
     for user in node.users:
         found += _readers(user) if user.target in _COPIES else [user]
     return found
-
-
-def _as_types(node: Any, parts: Sequence[Any]) -> dict[int, Any]:
-    """The results of a node that others read, in the types that tracing promised."""
-    read, promised = {part.args[1] for part in node.users}, node.meta["val"]
-    convert = torch.ops.prims.convert_element_type.default
-    return {
-        k: part if part.meta["val"].dtype == promised[k].dtype else _emitted(node, convert, part, promised[k].dtype)
-        for k, part in enumerate(parts)
-        if k in read
-    }
 
 
 def _is_as_large(a: Any, b: Any) -> bool:

@@ -119,7 +119,7 @@ def _pool(call: Call) -> tuple[ops.Pool2d, volumes.Window]:
 def _max_pool(call: Call) -> Value:
     x, (made, window) = call.input(), _pool(call)
     if window.rank == 2 and x.rank == 4 and call.reads(1):
-        y = call.emit(ops.MaxPool2dIndices(replace(window.within(made), kernel=window.kernel)), x)
+        y = call.emit(ops.MaxPool2dIndices(window.within(made)), x)
         return [y, call.emit(ops.FurtherResult(0, None, "int64"), y)]
     return [volumes.pool(call, made, x, window), None]
 
@@ -138,7 +138,7 @@ def _pool_backward(call: Call) -> Tensor:
     of: Any = ops.AdaptivePool2d((grad.shape[2], grad.shape[3]))
     if "adaptive" not in call.kind:
         made, window = _pool(call)
-        of = replace(window.within(made), kernel=window.kernel)
+        of = window.within(made)
     indices = [call.input("indices")] if "max" in call.kind else []
     return call.emit(ops.PoolBackward(of, (x.shape[2], x.shape[3])), grad, *indices)
 
