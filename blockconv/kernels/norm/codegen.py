@@ -54,7 +54,7 @@ class Span(NamedTuple):
     bounds: int
 
 
-class Unit(NamedTuple):
+class Groups(NamedTuple):
     """Whole groups of an image, from the channel `start` on.
 
     groups: how many.
@@ -247,7 +247,7 @@ def each_column(v: Floats, s, period: int, width, body: Callable[[Any, Any], tup
 
 
 @contextlib.contextmanager
-def _each_group(builder, kind: ElementType, lanes: int, a, u: Unit) -> Iterator[tuple[AxisWalk, Callable[..., Any]]]:
+def _each_group(builder, kind: ElementType, lanes: int, a, u: Groups) -> Iterator[tuple[AxisWalk, Callable[..., Any]]]:
     """For each group the walk over its channels, and where(array, which): its part of the array number `which`."""
     v = Floats(builder, kind.computed, lanes)
     with counted(builder, u.groups) as n:
@@ -281,7 +281,7 @@ def gradient_line(w: AxisWalk, a, inverse, totals: list[Any]) -> tuple[Any, Any]
 
 
 @emitted
-def group_means(builder, kind: ElementType, lanes: int, kept: bool, a, u: Unit) -> None:
+def group_means(builder, kind: ElementType, lanes: int, kept: bool, a, u: Groups) -> None:
     """Write the mean of each group for its channels: of their sums, or as it was kept."""
     with _each_group(builder, kind, lanes, a, u) as (w, where):
         mean = w.statistic(a.mean) if kept else _total(w, where(u.totals)) * w.v.splat_float64(a.share)
@@ -289,7 +289,7 @@ def group_means(builder, kind: ElementType, lanes: int, kept: bool, a, u: Unit) 
 
 
 @emitted
-def group_terms(builder, kind: ElementType, lanes: int, a, u: Unit) -> None:
+def group_terms(builder, kind: ElementType, lanes: int, a, u: Groups) -> None:
     """Write scale / sqrt(variance + epsilon), and the bias, of each channel; sums are of squares then."""
     with _each_group(builder, kind, lanes, a, u) as (w, where):
         mean, first = w.v.broadcast(where(u.totals, TOTALS + MEANS)), u.start * w.own_step
@@ -304,7 +304,7 @@ def group_terms(builder, kind: ElementType, lanes: int, a, u: Unit) -> None:
 
 
 @emitted
-def group_gradients(builder, kind: ElementType, lanes: int, a, u: Unit, parts) -> None:
+def group_gradients(builder, kind: ElementType, lanes: int, a, u: Groups, parts) -> None:
     """Write the terms of a gradient, of its sums and products; `parts` are the gradients of bias and scale."""
     with _each_group(builder, kind, lanes, a, u) as (w, where):
         inverse, scale = w.statistic(a.inverse), where(a.scale + u.start * w.own_step)

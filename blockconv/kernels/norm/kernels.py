@@ -13,8 +13,8 @@ from blockconv.kernels.common.geometry import image_at
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.norm.codegen import (
     TOTALS,
+    Groups,
     Span,
-    Unit,
     gradient_line,
     group_gradients,
     group_means,
@@ -137,7 +137,7 @@ def over_unit(a, image, start, totals, joined, nbytes, apply):
 def _unit(a, image, start, totals):
     """The groups of a unit, which begins with the channel `start`."""
     groups = min(a.unit, a.channels - start) // a.group
-    return Unit(start, groups, image * a.groups + start // a.group, totals)
+    return Groups(start, groups, image * a.groups + start // a.group, totals)
 
 
 @jit.kernel
