@@ -36,6 +36,8 @@ MODULES = {
     "blockconv": "numpy",
     "blockconv.network.ops": "numpy",
     "blockconv.dask": "dask",
+    "blockconv.ndimage": "numpy",
+    "blockconv.signal": "numpy",
     "blockconv.onnxruntime": "onnx",
     "blockconv.torch": "torch",
     "blockconv.torch.functional": "torch",

@@ -17,6 +17,7 @@ COMMANDS = {
     "tables": "result files as Markdown; of none, all pages that show results",
     "page": "result files as one HTML page with plots",
     "pools": "pooling, in every layout, beside the peers and a copy",
+    "images": "filters of images, beside scipy, OpenCV, scikit-image",
     "costs": "what rows predict beside what they take, and what choices cost",
     "scaling": "what more cores are predicted to gain, and what these do",
     "modules": "PyTorch modules, with torch.nn.functional.conv2d replaced by ours",

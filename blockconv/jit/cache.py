@@ -80,7 +80,9 @@ def sources() -> dict[str, Traversable]:
         return files
     text = functools.cache(lambda path: files[path].read_text(encoding="utf-8"))
     found: set[str] = set()
-    wanted = [path for path in files if path.startswith(("kernels/", "runtime/")) and _KERNEL.search(text(path))]
+    wanted = [
+        path for path in files if path.startswith(("filters/", "kernels/", "runtime/")) and _KERNEL.search(text(path))
+    ]
     while wanted:
         path = wanted.pop()
         if path not in found:

@@ -186,7 +186,7 @@ def _result(op: str, v: Vectors, made: Vectors, given: list[Any]):
     if op == "where":
         return b.select(_is_true(b, x), *others)
     if op == "convert":
-        return _converted(v, made, x)
+        return converted(v, made, x)
     (y,) = others
     if op.endswith("_gradient"):
         return GRADIENTS[op.removesuffix("_gradient")].code(v, x, y)  # type: ignore[misc]
@@ -230,7 +230,7 @@ def _divided(op: str, v: Vectors, x, y):
     return b.select(by_zero | turned, none, rest)
 
 
-def _converted(v: Vectors, made: Vectors, x):
+def converted(v: Vectors, made: Vectors, x):
     """Elements converted to another type. Floats beyond an integer's bounds become the bound; a NaN becomes 0."""
     b, src, dst = v.b, v.type, made.type
     if dst.kind == BITS:  # booleans
