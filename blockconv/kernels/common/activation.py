@@ -58,8 +58,7 @@ def parameters_at(v: Vectors, act) -> Iterator[Any]:
     """The two parameters of the activation whose `ActivationArguments` are at the address `act`, as elements."""
     for name in ("first", "second"):
         at = act + 8 * ActivationArguments.fields[name].first
-        value = v.b.load(pointer(v.b, at, ir.DoubleType()))
-        yield value if v.itemsize == 8 else v.b.fptrunc(value, v.element)
+        yield v.b.fptrunc(v.b.load(pointer(v.b, at, ir.DoubleType())), v.element)
 
 
 @emitted

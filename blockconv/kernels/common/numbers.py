@@ -13,7 +13,7 @@ def number_at(builder, element: ElementType, address):
     """The number at an address."""
     if element.is_float:
         value = builder.extract_element(Floats(builder, element, 1).load(address), const(0))
-        return value if element.itemsize == 8 else builder.fpext(value, ir.DoubleType())
+        return builder.fpext(value, ir.DoubleType())
     value = builder.load(pointer(builder, address, llvm_type(element)), align=1)
     if element.itemsize == 8:
         return value

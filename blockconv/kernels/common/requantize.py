@@ -133,12 +133,12 @@ def dequantized_residual(v: Vectors, args: EpilogueArguments, value):
     lifted = b.bitcast(b.zext(value, wide) ^ splat(b, bits, v.lanes), v.kind)
     zero = b.trunc(args.residual_zero, I32) + _TWO_TO_23
     difference = lifted - v.splat(b.bitcast(zero, v.element))
-    return difference * _splat_float(v, args.residual_scale)
+    return difference * v.splat_float64(args.residual_scale)
 
 
 def rounded_sum(v: Vectors, args: EpilogueArguments, x):
     """Multiples of the sums' own scale, as float32: bounded, rounded to whole ones, half to even, times that scale."""
-    return _rounded_sum(v, args, x) * _splat_float(v, args.sum_scale)
+    return _rounded_sum(v, args, x) * v.splat_float64(args.sum_scale)
 
 
 def _rounded_sum(v: Vectors, args: EpilogueArguments, x):
@@ -161,7 +161,7 @@ _BELOW_HALF = 0.5 - 2**-25  # the float32 below a half, which added to one round
 
 def times_inverse(v: Vectors, args: EpilogueArguments, x):
     """float32 as multiples of the destination's scale."""
-    return x * _splat_float(v, args.inverse)
+    return x * v.splat_float64(args.inverse)
 
 
 def quantized(v: Vectors, args: EpilogueArguments | QuantizationArguments, x, away: bool, kind: ir.IntType = I8):
@@ -196,7 +196,7 @@ def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away:
     def whole(x):
         return _whole_away(v, x) if away else nearest(b, x)
 
-    low, high = _splat_float(v, args.low), _splat_float(v, args.high)
+    low, high = v.splat_float64(args.low), v.splat_float64(args.high)
     if away:  # the conversion is undefined beyond 32 bits
         parts = [_bounded(v, args, x) for x in parts]
     elif not fits:
@@ -231,7 +231,7 @@ def _bounded(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled
 
 def _between(v: Vectors, x, low, high):
     """float32 between two bounds, the bits of a float64 each; a NaN is the lower one."""
-    x, high = v.larger(x, _splat_float(v, low)), _splat_float(v, high)
+    x, high = v.larger(x, v.splat_float64(low)), v.splat_float64(high)
     return v.b.select(x < high, x, high)
 
 
@@ -239,11 +239,6 @@ def _whole_away(v: Vectors, x):
     """Floats rounded to integers of 32 bits, a half away from zero."""
     half = call_llvm(v.b, f"llvm.copysign.{v.suffix()}", v.kind, [v.c(_BELOW_HALF), x])
     return v.b.fptosi(x + half, ir.VectorType(I32, v.lanes))
-
-
-def _splat_float(v: Vectors, bits):
-    """The float64 of these bits, which is a float32, in every lane."""
-    return v.splat_float64(v.b.bitcast(bits, ir.DoubleType()))
 
 
 _SAFE = 2.0**96  # scales between this and its inverse: no product of theirs that counts is too small or too large
@@ -269,7 +264,7 @@ class Elements:
         self.real = float_of(builder, lanes)
         if not type.is_float:
             self.words = QuantizationArguments.load(builder, address)
-            self.scale = _splat_float(self.real, self.words.scale)
+            self.scale = self.real.splat_float64(self.words.scale)
             self.inverse = _inverse(self.real, self.words.scale)
             self.zero_point = splat(builder, builder.trunc(self.words.zero_point, I32), lanes)
 

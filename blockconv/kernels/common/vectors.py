@@ -285,12 +285,12 @@ class Vectors:
         for k, slot in enumerate(slots):
             self.b.store(self.load(address + k * self.bytes), slot)
 
-    def total(self, slots: list[Any]):
-        """The sum of accumulators, two by two."""
-        sums = self.loaded(slots)
-        while len(sums) > 1:
-            sums = [x + y for x, y in zip(sums[::2], sums[1::2], strict=True)]
-        return sums[0]
+    def total(self, slots: list[Any], combine: Callable[[Any, Any], Any] = operator.add):
+        """Accumulators combined (added), two by two."""
+        values = self.loaded(slots)
+        while len(values) > 1:
+            values = [combine(x, y) for x, y in zip(values[::2], values[1::2], strict=True)]
+        return values[0]
 
     # ------------------------------------------------------------ arithmetic
 

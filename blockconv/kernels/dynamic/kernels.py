@@ -46,10 +46,7 @@ def write_range(builder, lanes: int, src, count, dst) -> None:
 
     v.each(count, vector, UNROLL)
     for number, (slots, combine) in enumerate(ends):
-        found = b.load(slots[0])
-        for slot in slots[1:]:
-            found = combine(b.load(slot), found)
-        v.store_first(v.fold(found, combine), dst + number * v.itemsize, 1)
+        v.store_first(v.fold(v.total(slots, combine), combine), dst + number * v.itemsize, 1)
 
 
 def write_found(low, high, dst):

@@ -260,7 +260,7 @@ def _lasts(dst: _Side, form: EltwiseForm, x: Extents) -> Iterator[Callable[[Any]
     else:
         given = ActivationArguments.load(v.b, x.activation, held=True)
         doubles = [v.b.bitcast(bits, ir.DoubleType()) for bits in (given.first, given.second)]
-        parameters = [x if v.itemsize == 8 else v.b.fptrunc(x, v.element) for x in doubles]
+        parameters = [v.b.fptrunc(x, v.element) for x in doubles]
         if form.act == ActivationKind.CLIP:
             low, high = map(v.splat, parameters)
             yield lambda x: v.clip(x, low, high)

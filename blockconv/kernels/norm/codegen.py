@@ -77,12 +77,21 @@ class _Channels:
     """Arrays by channel of a span, at a vector of channels: of a column, or of a pixel and its neighbours.
 
     wide: totals are float64.
+    bounded: the output is between bounds.
+    mean: of the channels.
+    line: line(x): the output before its residual and its bounds.
+    bounds: vectors of the lower and of the upper bound; none: it has no bounds.
     """
 
-    def __init__(self, v: Floats, s: Span, period: int, wide: bool, offset, mask) -> None:
+    def __init__(self, v: Floats, s: Span, period: int, wide: bool, bounded: bool, offset, mask) -> None:
         self.v, self.s, self.period, self.mask = v, s, period, mask
-        self.channel = const(0) if period else v.b.sdiv(offset, const(v.itemsize))
-        self.totals = Vectors(v.b, element("float64") if wide else v.type, period or v.lanes)
+        b, double = v.b, ir.DoubleType()
+        self.channel = const(0) if period else b.sdiv(offset, const(v.itemsize))
+        self.totals = Vectors(b, element("float64") if wide else v.type, period or v.lanes)
+        mean, slope, shift = (self.term(which) for which in (MEANS, SLOPES, SHIFTS))
+        self.mean, self.line = mean, lambda x: (x - mean) * slope + shift
+        found = (b.load(pointer(b, s.bounds + at, double), align=8) for at in (0, 8) if bounded)
+        self.bounds = [*map(v.splat_float64, found)]
 
     def term(self, which: int):
         """The vector of one of the terms."""
@@ -99,16 +108,18 @@ class _Channels:
         at = _array(totals, self.s.totals, self.s.room, which) + self.channel * totals.itemsize
         totals.store(totals.load(at, self.mask) + b.fpext(value, totals.kind), at, self.mask)
 
-    def output(self):
-        """line(x): the result before its residual and its bounds."""
-        mean, slope, shift = (self.term(which) for which in (MEANS, SLOPES, SHIFTS))
-        return lambda x: (x - mean) * slope + shift
+    def gradient(self, x, at, mask: Any | None):
+        """The gradient of the output; 0 where the output reached a bound, unless it is NaN.
 
-    def bounds(self) -> list[Any]:
-        """Vectors of the lower and of the upper bound."""
-        b, double = self.v.b, ir.DoubleType()
-        found = (b.load(pointer(b, self.s.bounds + at, double), align=8) for at in (0, 8))
-        return [*map(self.v.splat_float64, found)]
+        Behind a fence, or LLVM makes a masked load of it, which waits for the output.
+        """
+        b, v, grad = self.v.b, self.v, self.v.load(self.s.grad + at, mask)
+        if not self.bounds:
+            return grad
+        y, (low, high) = self.line(x), self.bounds
+        inside = b.fcmp_unordered(">", y, low) & b.fcmp_unordered("<", y, high)
+        grad = call_llvm(b, f"llvm.arithmetic.fence.{v.computed.suffix()}", grad.type, [grad])
+        return b.select(inside, grad, v.zero)
 
 
 @emitted
@@ -124,20 +135,17 @@ def span_sums(
     b, v = builder, Floats(builder, kind, lanes)
 
     def column(offset, mask: Any | None) -> tuple[Any, Any]:
-        channels = _Channels(v, s, period, wide, offset, mask)
-        mean = None if what == "elements" else channels.term(MEANS)
-        line, bounds = (channels.output(), channels.bounds()) if bounded else (None, None)
+        channels = _Channels(v, s, period, wide, bounded, offset, mask)
         sums = [v.slots(UNROLL, v.zero) for _ in range(2 if what in ("moments", "products") else 1)]
 
         def step(at, mask: Any | None, k: int = 0) -> None:
             x = v.load(s.src + at, mask)
-            apart = x if mean is None else x - mean
+            apart = x if what == "elements" else x - channels.mean
             values = [apart, apart * apart] if what == "moments" else [apart]
             if what == "squares":
                 values = [apart * apart]
             elif what == "products":
-                grad = v.load(s.grad + at, mask)
-                grad = grad if line is None else _inside(v, line(x), bounds, grad)
+                grad = channels.gradient(x, at, mask)
                 values = [grad, grad * apart]
             for slots, value in zip(sums, values, strict=True):
                 exists = value if mask is None else b.select(mask, value, v.zero)
@@ -150,17 +158,6 @@ def span_sums(
         return step, finish
 
     each_column(v, s, period, s.channels, column)
-
-
-def _inside(v: Floats, y, bounds, grad):
-    """The gradient where an output is between its bounds, or is NaN; 0 elsewhere.
-
-    Behind a fence, or LLVM makes a masked load of it, which waits for the output.
-    """
-    b, (low, high) = v.b, bounds
-    inside = b.fcmp_unordered(">", y, low) & b.fcmp_unordered("<", y, high)
-    grad = call_llvm(b, f"llvm.arithmetic.fence.{v.computed.suffix()}", grad.type, [grad])
-    return b.select(inside, grad, v.zero)
 
 
 def span_results(
@@ -177,21 +174,16 @@ def span_results(
         b, v = builder, Floats(builder, kind, lanes)
 
         def column(offset, mask: Any | None) -> tuple[Any, Any]:
-            channels = _Channels(v, s, period, False, offset, mask)
-            line = channels.output() if bounded or not is_backward else None
-            bounds = channels.bounds() if bounded else None
-            terms = MEANS, GRADIENT_SLOPES, GRADIENT_SHIFTS, FACTORS
-            mean, slope, shift, factor = (channels.term(which) if is_backward else None for which in terms)
+            channels = _Channels(v, s, period, False, bounded, offset, mask)
+            slope, shift, factor = map(channels.term, (GRADIENT_SLOPES, GRADIENT_SHIFTS, FACTORS))
             exist = v.below(s.channels - channels.channel, period) if ragged else None
 
             def result(x, at, mask: Any | None):
                 if is_backward:
-                    grad = v.load(s.grad + at, mask)
-                    grad = grad if line is None else _inside(v, line(x), bounds, grad)
-                    return grad * factor + ((x - mean) * slope + shift)
-                y = line(x)  # type: ignore[misc]
+                    return channels.gradient(x, at, mask) * factor + ((x - channels.mean) * slope + shift)
+                y = channels.line(x)
                 y = y + v.load(s.residual + at, mask) if residual else y
-                return y if bounds is None else v.clip(y, *bounds)
+                return v.clip(y, *channels.bounds) if bounded else y
 
             def step(at, mask: Any | None, k: int = 0) -> None:
                 y = result(v.load(s.src + at, mask), at, mask)

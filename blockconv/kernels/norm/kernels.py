@@ -124,14 +124,13 @@ def over_unit(a, image, start, totals, joined, nbytes, apply):
     """
     at = image_at(start // a.block * a.block_stride, image, a)
     count, block, pixels = min(a.unit, a.channels - start), a.block * joined, a.pixels * joined
-    rows, parts = a.rows, (pixels + a.chunk - 1) // a.chunk
+    rows = a.rows
     for k in range((count + block - 1) // block):
         sums, first = totals + k * block * nbytes, start + k * block
         for row in range(rows):
             offset = at + k * a.block_stride * joined + row * a.row_stride
-            for part in range(parts):
-                terms = sums + TOTALS * a.room * nbytes
-                apply(span_of(a, offset, part * a.chunk, pixels, first, sums, terms))
+            for pixel in range(0, pixels, a.chunk):
+                apply(span_of(a, offset, pixel, pixels, first, sums, sums + TOTALS * a.room * nbytes))
 
 
 def _unit(a, image, start, totals):

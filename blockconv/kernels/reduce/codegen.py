@@ -99,11 +99,8 @@ def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
         last = v.load(s.src + s.rows * s.stride, v.below(s.left), missing)
         b.store(combine(b.load(slots[-1]), last), slots[-1])
     for vector in range(vectors):
-        sums = [b.load(slot) for slot in slots[vector::vectors]]
-        while len(sums) > 1:
-            sums = [combine(x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
-        total = s.total + vector * v.computed.bytes
-        v.computed.store(combine(v.computed.load(total), sums[0]), total)
+        total, sums = s.total + vector * v.computed.bytes, v.total(slots[vector::vectors], combine)
+        v.computed.store(combine(v.computed.load(total), sums), total)
 
 
 def divide(element: ElementType, lanes: int, period: int, how: int):
@@ -116,20 +113,13 @@ def divide(element: ElementType, lanes: int, period: int, how: int):
     def quotients(builder, src, by, dst, count) -> None:
         v = _numbers(builder, element, lanes)
 
-        def divided(sums, lanes: list[int] | None = None):
-            if not element.is_float:
-                return sums
-            divisor = v.splat_float64(by)
-            return sums / (shuffle(builder, divisor, divisor, lanes) if lanes else divisor)
-
-        def vector(offset, mask) -> None:
-            sums = v.computed.load(src + v.in_computed(offset))
-            v.store(divided(sums), dst + offset, mask)
+        def write(v: Vectors, sums, at, mask: Any | None = None) -> None:
+            v.store(sums / v.splat_float64(by) if element.is_float else sums, at, mask)
 
         if period:
-            sums, first = v.fold(v.computed.load(src), _combine(v, how), period), list(range(period))
-            v.store(divided(shuffle(builder, sums, sums, first), first), dst)
+            sums = v.fold(v.computed.load(src), _combine(v, how), period)
+            write(_numbers(builder, element, period), shuffle(builder, sums, sums, list(range(period))), dst)
         else:
-            v.each(count, vector)
+            v.each(count, lambda at, mask: write(v, v.computed.load(src + v.in_computed(at)), dst + at, mask))
 
     return quotients

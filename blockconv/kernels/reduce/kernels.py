@@ -23,13 +23,11 @@ class MeanArgs(Operands):
 
     inner = word("contiguous elements whose means are results, or lines of these", "elements")
     partial = word("rows of a partial sum, which is then added to the total")
-    row_steps = word("steps of the innermost summed axis that are a row of elements")
     count = word("what a mean is made of, elements; 1 for results that are no means")
     blocks = group(PaddedChannels, "of the destination; means of channels that do not exist are zero")
     segment = word("of the inner elements in a task", "elements")
     run = word("steps of the innermost kept loop in a task")
     line = word("inner elements of a line, where each line of the rows' sum is summed too", "elements", 0)
-    line_row = word("of a line that are a row", "elements", 0)
     means = word("of a line that are results", "elements", 0)
     kept = table(MeanLoop, LOOPS, "other axes whose means are results, outermost first")
     reduced = table(MeanLoop, LOOPS, "axes that are summed, outermost first")
@@ -47,22 +45,20 @@ def reduce_mean(element, lanes, vectors, period, ragged, how, folds):
     kind = ElementType.of(element)
     sums, at_once, line_width = summed_type(kind), WIDE if folds else vectors, vectors * lanes
     itemsize, held, width = kind.itemsize, sums.itemsize, at_once * lanes
-    quotients = divide(kind, lanes, period, how)
+    quotients, row_steps = divide(kind, lanes, period, how), lanes // period if period and not folds else 1
 
     def kernel(args, first, last, scratch):
         a = MeanArgs(args)
         inner, run, outer, middle, innermost = a.inner, a.run, a.reduced[0], a.reduced[1], a.reduced[2]
-        rows, stride = innermost.size // a.row_steps, a.row_steps * innermost.stride
+        rows, stride = innermost.size // row_steps, row_steps * innermost.stride
         segments, line = (inner + a.segment - 1) // a.segment, a.kept[2]
-        runs, parts = (line.size + run - 1) // run, max(1, (rows + a.partial - 1) // a.partial)
-        totals = scratch + line_width * held if folds else scratch
-        of_line, line_row, of_means = a.line, max(1, a.line_row), a.means
-        steps, rest = of_line // line_row, of_line % line_row
+        runs, totals = (line.size + run - 1) // run, scratch + line_width * held if folds else scratch
+        of_line, of_means, line_row = a.line, a.means, lanes if period else a.means
         for task in range(first, last):
             at, above = task % segments * a.segment, task // segments
             start, lines = above % runs * run, above // runs
             count, end = min(a.segment, inner - at), min(start + run, line.size)
-            row, left = a.row_steps * count, innermost.size % a.row_steps * count
+            row, left = row_steps * count, innermost.size % row_steps * count
             origin = a.src + at * itemsize
             origin += lines % a.kept[1].size * a.kept[1].stride + lines // a.kept[1].size * a.kept[0].stride
             for step in range(start, end):
@@ -71,8 +67,7 @@ def reduce_mean(element, lanes, vectors, period, ragged, how, folds):
                 for i in range(outer.size):
                     for j in range(middle.size):
                         here = src + i * outer.stride + j * middle.stride
-                        for part in range(parts):
-                            k = part * a.partial
+                        for k in range(0, max(1, rows), a.partial):
                             some, more = min(a.partial, rows - k), left if k + a.partial >= rows else 0
                             for column in range(0, row, width):
                                 x, total = here + k * stride + column * itemsize, totals + column * held
@@ -86,6 +81,7 @@ def reduce_mean(element, lanes, vectors, period, ragged, how, folds):
                     for k in range(means):
                         begin_sums(kind, lanes, how, scratch, line_width)
                         at_line = totals + k * of_line * held
+                        steps, rest = of_line // line_row, of_line % line_row
                         each = Summands(at_line, steps, line_row * held, line_row, rest, scratch)
                         sum_of_rows(sums, lanes, vectors, how, each)
                         quotients(scratch, float(a.count), a.dst + (result + k * of_means) * itemsize, of_means)

@@ -34,8 +34,9 @@ class Axes(NamedTuple):
     """A storage's neighbouring axes of one sort as one.
 
     outer: whether they are summed, and their loop.
-    inner, row_steps, line, line_row, means: as of `MeanArgs`.
+    inner, line, means: as of `MeanArgs`.
     vectors, period: as of `reduce_mean`.
+    row_steps: steps of the innermost summed axis that are a row of elements.
     width: elements of a row that are summed at once.
     divisor: of the sums.
     """
@@ -48,7 +49,6 @@ class Axes(NamedTuple):
     width: int
     divisor: int
     line: int = 0
-    line_row: int = 0
     means: int = 0
 
     @staticmethod
@@ -71,7 +71,7 @@ class Axes(NamedTuple):
         if line * itemsize > LONGEST_LINE:
             return found
         rows = Axes(outer, lines.size * line, vectors, period, 1, WIDE * lanes, divisor)
-        return rows._replace(line=line, line_row=row_steps * inner, means=inner)
+        return rows._replace(line=line, means=inner)
 
     def segment(self, results: int, threads: int, held: int) -> int:
         """Inner elements in a task. results: of the loops around them. held: bytes of a sum."""
