@@ -301,8 +301,8 @@ def given(shape):
     return torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32))
 
 
-@pytest.mark.parametrize("name", OPS)
-@pytest.mark.sampled(16)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPS)  # all of them gate a merge: each is the one test of a line of the table
 def test_an_op_is_torchs(name):
     make, shape = OPS[name]
     module, x = made(make), given(shape)
