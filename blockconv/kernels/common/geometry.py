@@ -115,12 +115,12 @@ def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
     strides: dict[tuple[int, int], int] = {}
     for axis in layout.axes(shape):
         strides[axis.dim, axis.step] = axis.stride * itemsize
-    length = layout.blocks[1]
+    length, (height, width) = layout.blocks[1], shape[2:]
     block, channel = strides[1, length], strides[1, 1]
-    if length == 1 and channel == itemsize and layout.outer.index(1) > layout.outer.index(2):
+    # Where an image is one pixel, the order of its axes says whether pixels or channels are contiguous.
+    if length == 1 and channel == itemsize and (height * width > 1 or layout.outer.index(1) > layout.outer.index(2)):
         length = NO_BLOCK
     n, row, col = (strides[dim, 1] for dim in (0, 2, 3))
-    height, width = shape[2:]
     if height == 1:
         row = width * col
     elif width == 1:
