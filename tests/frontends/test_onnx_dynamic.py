@@ -126,7 +126,7 @@ def test_plans_compute_what_evaluate_does(which: Callable[[], Model]) -> None:
 
 @pytest.mark.isa
 def test_what_is_found_is_to_the_bit() -> None:
-    """Ranges of many tasks and with tails, without a sign, of nothing but zeros, with NaN, and ties of rounding."""
+    """Ranges of many tasks and tails, without a sign, of nothing but zeros, infinite, with NaN; ties of rounding."""
     m = Model()
     names = found(m, m.input("x", (1, 3, 61, 71)))
     proto = m.proto(*names)
@@ -139,7 +139,8 @@ def test_what_is_found_is_to_the_bit() -> None:
     x[0, 2, 60, 70] = -9.0  # the last element is the least
     halves = rng.integers(-200, 311, x.shape).astype(np.float32) / 2
     halves.flat[0], halves.flat[1] = -100, 155  # the scale is 1
-    drawn = [x, np.abs(x), -np.abs(x), np.zeros_like(x), halves, np.full_like(x, 1e-45)]
+    infinite = [np.where(x * end > 4, np.float32(end * np.inf), x) for end in (2, -2)]
+    drawn = [x, np.abs(x), -np.abs(x), np.zeros_like(x), halves, *infinite, np.full_like(x, 1e-45)]
     for given in drawn:
         wanted, made = network.evaluate(given), plan(given)
         exact = by_onnx_runtime(proto, {"x": given}) if given is not drawn[-1] else wanted

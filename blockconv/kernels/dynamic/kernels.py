@@ -54,7 +54,7 @@ def write_found(low, high, dst):
     step = (high - low) / LAST
     scale = step if step > ZERO else ONE
     zero = ZERO - low / scale
-    zero = zero if zero > ZERO else ZERO
+    zero = ZERO if zero < ZERO else zero
     store_f(dst, scale, 4)
     store_f(dst + 4, np.rint(zero if zero < LAST else LAST), 4)
 

@@ -26,7 +26,8 @@ class FindQuantization(Solved):
     """(scale, zero point) of uint8 for the range of a float32 array, extended to include 0.
 
     scale = (most - least) / 255, or 1 where that is 0; zero point = round(0 - least / scale), a half to the even
-    neighbour, from 0 to 255: as ONNX's DynamicQuantizeLinear has it. A NaN is no part of the range.
+    neighbour, from 0 to 255, and 255 if least is infinite: as ONNX Runtime's DynamicQuantizeLinear has it. A NaN is no
+    part of the range.
     """
 
     solves = FindQuantizationProblem
@@ -38,7 +39,7 @@ class FindQuantization(Solved):
         low, high = (combine.reduce(x, axis=None, initial=np.float32(0)) for combine in (np.fmin, np.fmax))
         step = (high - low) / np.float32(255)
         scale = step if step > 0 else np.float32(1)
-        return np.array([scale, np.clip(np.rint(np.nan_to_num(0 - low / scale)), 0, 255)], np.float32)
+        return np.array([scale, np.clip(np.rint(np.nan_to_num(0 - low / scale, nan=255)), 0, 255)], np.float32)
 
 
 class DynamicQuantize(Solved):
