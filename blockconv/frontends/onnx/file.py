@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import math
 import os
 import zipfile
@@ -26,6 +27,7 @@ from blockconv.frontends.onnx.scope import OP, title
 
 def read_model(model: Any) -> tuple[Any, Files]:
     """(The ModelProto of a path, bytes, an open file, or a ModelProto; the files that may hold its values.)"""
+    refused = functools.partial(NetworkError, OP, "model", named(model))
     path = os.fsdecode(model) if isinstance(model, (str, os.PathLike)) else None
     try:
         if isinstance(model, onnx.ModelProto):
@@ -37,21 +39,21 @@ def read_model(model: Any) -> tuple[Any, Files]:
     except ArgumentError:
         raise
     except FileNotFoundError:
-        raise NetworkError(OP, "model", named(model), f"the file {path} does not exist") from None
+        raise refused(f"the file {path} does not exist") from None
     except failing(OSError) as error:
-        raise NetworkError(OP, "model", named(model), f"cannot be read: {error}") from error
+        raise refused(f"cannot be read: {error}") from error
     except onnx_errors() as error:
         rule, remedy = f"is no complete ONNX model ({error}): it is truncated, or has another format", "export it again"
         if named(model).endswith(".ort"):
             rule, remedy = "is in ONNX Runtime's own format", "give the ONNX model that it was made from"
         elif path is not None and zipfile.is_zipfile(path):
             rule, remedy = "is a zip file, and no ONNX model", "blockconv.Plan.load reads the files of Plan.save"
-        raise NetworkError(OP, "model", named(model), rule, remedy) from error
+        raise refused(rule, remedy) from error
     if not proto.graph.node and not proto.graph.output:
-        raise NetworkError(OP, "model", named(model), "holds no graph: it is truncated, or has another format")
+        raise refused("holds no graph: it is truncated, or has another format")
     for text in _texts(proto):
         if isinstance(text, bytes):  # how protobuf gives what is no UTF-8
-            raise NetworkError(OP, "model", named(model), f"has a name that is not UTF-8: {text!r}", "export it again")
+            raise refused(f"has a name that is not UTF-8: {text!r}", "export it again")
     return proto, Files(path)
 
 

@@ -5,6 +5,7 @@ judged as ONNX Runtime and ONNX's checker judge it. An op that changed between v
 """
 
 import difflib
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -133,20 +134,21 @@ class Rules:
 
     def _check_attribute(self, node: Any, attribute: Any, known: Mapping[str, Any]) -> None:
         name, value = attribute.name, _value(attribute)
+        broken = functools.partial(NetworkError, title(node), name, value)
         if name not in known:
             rule = f"is no attribute of {node.op_type} of opset {self.versions[domain_of(node)]}"
             near = difflib.get_close_matches(name, known, 1)
             remedy = f"did you mean {near[0]!r}?" if near else f"its attributes: {', '.join(sorted(known)) or 'none'}"
-            raise NetworkError(title(node), name, value, rule, remedy)
+            raise broken(rule, remedy)
         if attribute.ref_attr_name:
             rule = f"refers to the function attribute {attribute.ref_attr_name!r} outside a function"
-            raise NetworkError(title(node), name, value, rule, "give its value")
+            raise broken(rule, "give its value")
         wanted = int(known[name].type)
         if attribute.type != wanted:
             rule = f"is {_kind(attribute.type)}, and has to be {_kind(wanted)}"
-            raise NetworkError(title(node), name, value, rule, "give a value of this type")
+            raise broken(rule, "give a value of this type")
         if name in _POSITIVE and wanted == AttributeProto.INTS and any(k < 1 for k in attribute.ints):
-            raise NetworkError(title(node), name, value, "has to hold numbers of at least 1", "increase them")
+            raise broken("has to hold numbers of at least 1", "increase them")
 
     def infer(self, node: Any, operands: Mapping[str, Tensor], constants: Mapping[str, Array]) -> dict[str, Any]:
         """The types and shapes that ONNX's own inference gives for the node's values, a TypeProto each; empty for
