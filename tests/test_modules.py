@@ -20,6 +20,7 @@ ORDER = [
     "blockconv._pyinstaller",
     "blockconv",
     "blockconv.dask",
+    "blockconv.dask_image",
     "blockconv.signal",
     "blockconv.ndimage",
     "blockconv.onnxruntime",
