@@ -4,8 +4,8 @@
 
 Integers are scipy's to the last bit. Floats are within a share of the sum of the magnitudes that are added: 1e-12 in
 float64, and in float32 n times 6e-8 for windows of n elements. The functions are scipy's own, on blockconv's kernels in
-place of its compiled code: pip install 'blockconv[scipy]'. What blockconv has no kernel for is computed by scipy's
-code, with one warning for each cause.
+place of its compiled code, so they need it: pip install scipy. Its own code computes what blockconv has no kernel for,
+with one warning for each cause.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Elsewhere(Exception):  # noqa: N818  # it is no error
 
 def twin_of(name: str) -> Any:
     """A second instance of a module of scipy, whose functions may be given other globals than the first one's."""
-    with needing("blockconv.ndimage and blockconv.signal", "scipy", "'blockconv[scipy]'"):
+    with needing("blockconv.ndimage and blockconv.signal", "scipy"):
         spec: Any = importlib.util.find_spec(name)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.convert_frame import compile_lock
 from torch._guards import CompileContext, TracingContext
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -109,7 +110,9 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
         # Gradients read nearly all values, and tensors have no blocks.
         if kind != "inference" and how.layouts == "auto":
             how = how._replace(layouts=("NCHW", "NHWC"))
-        return _planned(graph, recorded(name, kind, owned), how, set() if kind == "backward" else _static())
+        # Threads compile backward graphs while others trace, and what traces marks all new nodes of the process.
+        with compile_lock:
+            return _planned(graph, recorded(name, kind, owned), how, set() if kind == "backward" else _static())
 
     how: dict[str, Any] = {"decompositions": decompositions()}
     if trains := _needs_gradients(example_inputs):

@@ -213,7 +213,7 @@ def times(value, count: int):
 
 
 class FloatTile:
-    """The code of one tile of floats. `accs` are the accumulators. columns: of a tile of whole rows."""
+    """The code of one tile of floats, whose accumulators are `accs`; of whole rows, it has `columns`."""
 
     columns: Any = None
 

@@ -95,6 +95,26 @@ def test_threads_call_one_compiled_model():
     torch._dynamo.reset()
 
 
+def test_a_backward_graph_waits_until_nobody_traces(monkeypatch):
+    """Who traces marks all nodes that the process makes, and Dynamo's lock is held meanwhile."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    from blockconv.frontends.torch import backend
+
+    torch._dynamo.reset()
+    model = torch.nn.Conv2d(3, 8, 3)
+    y = torch.compile(model, backend=bc.torch.backend)(torch.randn(1, 3, 9, 9)).sum()
+    begun, planned = threading.Event(), backend._planned
+    monkeypatch.setattr(backend, "_planned", lambda *given: (begun.set(), planned(*given))[1])
+    thread = threading.Thread(target=y.backward)
+    with compile_lock:
+        thread.start()
+        assert not begun.wait(1)
+    thread.join(60)
+    assert begun.is_set()
+    assert model.weight.grad is not None
+
+
 def test_threads_train_one_model():
     """Each thread finds its own gradients, some while others compile."""
     torch._dynamo.reset()
