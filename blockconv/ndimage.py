@@ -86,9 +86,18 @@ def _functions() -> dict[str, Any]:
     filters, morphology = map(twin_of, ("scipy.ndimage._filters", "scipy.ndimage._morphology"))
     computed = {name: functools.partial(_computed, *how) for name, how in _COMPILED.items()}
     filters._nd_image, morphology._filters = with_kernels(filters._nd_image, computed), filters
+    ranked = functools.partial(_ranked, filters._rank_filter_1d.rank_filter)
+    filters._rank_filter_1d = SimpleNamespace(rank_filter=ranked)
     for name in _CHAINS:
         setattr(filters, name, _chain(getattr(filters, name)))
     return {**vars(morphology), **vars(filters)}
+
+
+def _ranked(scipys: Callable[..., None], x: Array, rank: int, size: int, out: Array, *border: Any) -> None:
+    """scipy's ranks along an array of one dimension. It writes them in the type of x, whatever the type of `out`."""
+    found = np.empty_like(x)
+    scipys(x, rank, size, found, *border)
+    out[...] = found
 
 
 def lookup(module: str, names: Sequence[str], functions: Callable[[], Mapping[str, Any]]) -> Callable[[str], Any]:

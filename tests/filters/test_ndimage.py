@@ -60,7 +60,12 @@ def compare(name: str, x: Array, *args: Any, gain: float = 4, in_place: bool = F
         warnings.simplefilter("ignore", bc.SlowPathWarning)
         found = getattr(ndimage, name)(mine, *args, **kwargs, **{"output": mine} if in_place else {})
     size = np.abs(x.astype(complex)).max(initial=1) + abs(kwargs.get("cval", 0))
+    # Ranks of these types along an array of one dimension: scipy writes behind the end of an output of a smaller type.
+    is_ranked = x.ndim == 1 and name in ("median_filter", "percentile_filter", "rank_filter")
+    own = is_ranked and x.dtype.name in ("int64", "float32", "float64")
+    later = kwargs.pop("output", None) if own else None
     wanted = getattr(scipy, name)(given, *args, **kwargs, **{"output": given} if in_place else {})
+    wanted = wanted.astype(later or wanted.dtype)
     check(wanted, found, size * gain)
 
 
@@ -120,6 +125,16 @@ def test_correlate_along_one_axis_adds_from_first_to_last() -> None:
         compare("correlate", x[0], weights)
         compare("correlate1d", x, weights)
         compare("correlate1d", x, weights * [1, 1, 0, -1, -1])
+
+
+def test_ranks_along_one_dimension_have_the_outputs_type() -> None:
+    x = image((64,), "int64", most=1000)
+    for dtype in ("int16", "float32", "float64"):
+        compare("median_filter", x, 3, output=dtype)
+        compare("percentile_filter", x, 30, 5, output=dtype)
+    y = np.zeros(128, np.int16)
+    ndimage.median_filter(x, 3, output=y[::2])
+    check(scipy.median_filter(x, 3).astype(np.int16), y[::2], 0)
 
 
 def test_the_constant_outside_booleans_is_what_c_makes_of_it() -> None:
@@ -311,7 +326,7 @@ def test_without_scipy_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "scipy.ndimage", None)
     monkeypatch.setitem(sys.modules, "scipy", None)
     ndimage._functions.cache_clear()
-    with pytest.raises(bc.UnsupportedError, match=r"needs scipy.*blockconv\[scipy\]"):
+    with pytest.raises(bc.UnsupportedError, match=r"needs scipy.*pip install scipy"):
         ndimage.__getattr__("laplace")
 
 
