@@ -74,14 +74,15 @@ def cases(name: str, x: Any, out: Any) -> dict[str, Run]:
             "median": lambda: cv2.medianBlur(x, n, dst=out),
         }.get(word, lambda: cv2.filter2D(x, -1, weights, **border))
     with contextlib.suppress(ModuleNotFoundError):
-        from skimage import filters, morphology
+        from skimage.filters import gaussian, median, sobel_v
+        from skimage.morphology import dilation
 
         square = np.ones((n, n), np.uint8)
         named = {
-            "gaussian": lambda: filters.gaussian(x, n, mode="reflect", preserve_range=True),
-            "sobel": lambda: filters.sobel_v(x),
-            "maximum": lambda: morphology.dilation(x, square, out=out),
-            "median": lambda: filters.median(x, square, out=out),
+            "gaussian": lambda: gaussian(x, n, mode="reflect", preserve_range=True),
+            "sobel": lambda: sobel_v(x),
+            "maximum": lambda: dilation(x, square, out=out),
+            "median": lambda: median(x, square, out=out),
         }
         found |= {"skimage": named[word]} if word in named else {}
     return found
