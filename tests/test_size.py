@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Who adds more than is left raises the limit in a commit of its own, which gives the reason.
-LINES_OF_THE_PACKAGE = 65_798
+LINES_OF_THE_PACKAGE = 65_434
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -36,17 +36,17 @@ PUBLIC = {
 
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
-    ".": 4_960, "_pyinstaller": 53, "api": 18_521, "cli": 5_767, "core": 26_978, "dispatch": 16_728, "eager": 0,
-    "filters": 7_089, "frontends": 11, "frontends/onnx": 43_445, "frontends/torch": 41_907, "jit": 16_889,
+    ".": 5_097, "_pyinstaller": 53, "api": 18_521, "cli": 5_767, "core": 26_978, "dispatch": 16_728, "eager": 0,
+    "filters": 7_089, "frontends": 11, "frontends/onnx": 43_445, "frontends/torch": 41_910, "jit": 16_889,
     "kernels": 6_084, "kernels/axis": 1_186, "kernels/common": 34_766, "kernels/conv": 38_293,
     "kernels/depthwise": 29_223, "kernels/dynamic": 1_601, "kernels/eltwise": 4_594, "kernels/indexed": 2_366,
     "kernels/norm": 8_887, "kernels/pool": 23_334, "kernels/product": 7_767, "kernels/recurrent": 2_501,
     "kernels/reduce": 3_051, "kernels/reorder": 11_184, "kernels/resize": 5_006, "kernels/winograd": 13_213,
     "machine": 3_214, "network": 101_915, "nopython": 3_935, "onnxruntime": 5_752, "runtime": 5_676, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 502_427
+TOKENS_OF_THE_PACKAGE = 496_274
 # Capitalised names that three modules or more import. A reader has to learn each of them.
-SHARED_NAMES = 221
+SHARED_NAMES = 220
 
 
 @functools.cache
