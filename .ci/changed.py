@@ -8,6 +8,7 @@ then the files of the modules that import it. Whatever a kernel shares, the tabl
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -61,6 +62,13 @@ def _of_test(path: str) -> Iterator[str]:
                 yield test.relative_to(ROOT).as_posix()
 
 
+@functools.cache
+def texts() -> dict[str, str]:
+    """The text of each module of the package, by its path."""
+    modules = sorted((ROOT / "blockconv").rglob("*.py"))
+    return {module.relative_to(ROOT).as_posix(): module.read_text(encoding="utf-8") for module in modules}
+
+
 def importers(path: str) -> list[str]:
     """Modules of the package that import a module of it."""
     if not re.fullmatch(r"blockconv/.*\.py", path):
@@ -68,8 +76,7 @@ def importers(path: str) -> list[str]:
     folder, name = Path(path).parent, Path(path).stem
     package = ".".join(folder.parts)
     imports = re.compile(rf"^ *(from|import) {package}\.{name}\b|^ *from {package} import .*\b{name}\b", re.MULTILINE)
-    modules = sorted((ROOT / "blockconv").rglob("*.py"))
-    return [m.relative_to(ROOT).as_posix() for m in modules if imports.search(m.read_text(encoding="utf-8"))]
+    return [module for module, text in texts().items() if imports.search(text)]
 
 
 def selected(paths: Iterable[str]) -> list[str]:

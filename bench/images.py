@@ -102,6 +102,6 @@ def measure(filters: Sequence[str], dtypes: Sequence[str], size: int, budget: fl
 
 
 def mean(ratios: Sequence[float]) -> float:
-    """The geometric mean of those that are numbers."""
+    """The geometric mean of ratios, without NaN."""
     known = [math.log(ratio) for ratio in ratios if not math.isnan(ratio)]
     return math.exp(sum(known) / len(known)) if known else math.nan

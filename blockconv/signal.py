@@ -2,8 +2,8 @@
 
     from blockconv import signal
 
-Floats are within the bounds of `blockconv.ndimage`. What blockconv has no kernel for goes to scipy, as there: integers,
-complex numbers, and filters that a Fourier transform is faster for.
+Floats are within the bounds of `blockconv.ndimage`. scipy computes integers, complex numbers, and filters that a
+Fourier transform is faster for, with a warning as there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kernel of filters: rows of an image go through steps, each of which makes a row of rows of earlier ones."""
+"""The kernel of filters: it runs the rows of an image through steps. A step makes a row from rows of earlier steps."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _locate(a, step, addresses, pointers, begin):
 def filter_rows(src, dst, acc, *hows):
     """src, dst, acc: codes of the element types of the image, the result, and the numbers that are computed with.
 
-    hows: the different reductions, first that of results. Scratch: addresses of terms, pointers to rows, and a ring of
+    hows: the different reductions; the first makes results. Scratch: addresses of terms, pointers to rows, a ring of
     rows for each source. A step computes a tile's margins too, though it may read anything there: no result needs them.
     """
     src, dst, acc = map(ElementType.of, (src, dst, acc))

@@ -131,11 +131,11 @@ def computed_by(window: ImageWindow, src: ElementType, dst: ElementType) -> tupl
 
 
 def in_order(window: ImageWindow) -> list[tuple[int, int, float, float]]:
-    """An ordered sum as scipy adds: for each product the number of a term, and that of one which is added to it before.
+    """The products of an ordered sum, in the order in which scipy adds them.
 
-    Then its weight, and by what the other one is multiplied. Along one axis scipy begins with the middle element, and
-    goes on from the left. It adds the elements of a symmetric window in pairs, or subtracts them. Otherwise it begins
-    with the last element.
+    A product is (term, other term, weight, factor): (term + factor * other term) * weight, with terms by number. Along
+    one axis scipy begins with the middle element, and goes on from the left. It adds the elements of a symmetric window
+    in pairs, or subtracts them. Otherwise it begins with the last element.
     """
     weights, order = np.array(window.weights), [*range(len(window.weights))]
     middle, last = len(order) // 2, order[-1]

@@ -44,7 +44,7 @@ def element_type(dtype: np.dtype[Any]) -> ElementType:
 
 
 def own_state(self: Any) -> dict[str, Any]:
-    """What a copy holds: lists of its own, so that it can go on as another network."""
+    """The state of a copy, with lists of its own: the copy can go on as another network."""
     return {name: copy.copy(value) for name, value in self.__dict__.items()}
 
 

@@ -16,7 +16,7 @@ def root(joined: Mapping[T, T], one: T) -> T:
 
 
 def join(joined: dict[T, T], a: T, b: T) -> None:
-    """Join two things; the root of `b` is that of both."""
+    """Join two sets; both get the root of `b`."""
     a, b = root(joined, a), root(joined, b)
     if a != b:
         joined[a] = b

@@ -30,7 +30,7 @@ class ConvOperands(Operands):
 SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
 CONV = ConvOperands(src=SRC, wei=WEI, bia=BIA, dst=DST, residual=RES, activation=ACT)
 POOL = PoolOperands(idx=Buffer(2))
-# Of the gradient of a convolution's weights, which have this layout by default.
+# Buffers of the gradient of a convolution's weights. OIHW is the default layout of that gradient.
 INPUT, GRAD, DST_WEIGHTS, DST_BIAS, WORKSPACE = (Buffer(k) for k in range(5))
 OIHW = Layout("abcd")
 

@@ -272,7 +272,7 @@ class Vectors:
         return [alloca_once(self.b, self.kind, value=value) for value in values]
 
     def loaded(self, slots: Iterable[Any]) -> list[Any]:
-        """What accumulators are."""
+        """Load the accumulators from their stack slots."""
         return [self.b.load(slot) for slot in slots]
 
     def spill(self, slots: list[Any], address) -> None:

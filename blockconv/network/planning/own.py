@@ -119,7 +119,7 @@ def cost_table(given: Network, options: Options, planned: Planned) -> dict[str, 
 def _reorders(network: Network, options: Options, layouts: Iterable[Layout]) -> Iterable[tuple[str, Layout, Layout]]:
     """A value of each shape, with each pair of layouts that have different bytes; the others cost nothing.
 
-    Beside these layouts there are those that a plan reads its inputs in and writes its outputs in.
+    The layouts are the given ones, and those of a plan's inputs and outputs.
     """
     given, made = ends(network, options)
     images = [lay for lay in dict.fromkeys((*layouts, *given.values(), *made.values())) if lay.ndim == 4]
