@@ -79,7 +79,7 @@ def _convolve2d(x: Array, w: Array, is_turned: int, mode: int, *border: Any) -> 
 
 
 def _medfilt2d(x: Array, sizes: Any) -> Array:
-    return ndimage.median_filter(x, tuple(sizes), mode="constant")  # type: ignore[no-any-return]
+    return ndimage.median_filter(x, tuple(sizes), mode="constant")
 
 
 def sepfir2d(input: Any, hrow: Any, hcol: Any) -> Array:
@@ -88,11 +88,11 @@ def sepfir2d(input: Any, hrow: Any, hcol: Any) -> Array:
     input: an image of float32 or float64. hrow, hcol: filters of odd length.
     Borders are mirrored. Raises scipy's errors.
     """
-    return _functions()["sepfir2d"](input, hrow, hcol)  # type: ignore[no-any-return]
+    return _functions()["sepfir2d"](input, hrow, hcol)
 
 
 def _sepfir2d(image: Any, hrow: Any, hcol: Any) -> Array:
     x, row, column = map(np.asarray, (image, hrow, hcol))
     if x.ndim != 2 or not _are_floats(x, row, column) or not row.size % 2 == column.size % 2 == 1:
         raise ndimage.Elsewhere("the types differ, or a filter has no middle")
-    return ndimage.convolve1d(ndimage.convolve1d(x, row, 1), column, 0)  # type: ignore[no-any-return]
+    return ndimage.convolve1d(ndimage.convolve1d(x, row, 1), column, 0)

@@ -146,10 +146,9 @@ def conv2d(
             out_dtype=out_dtype,
         )
         if differentiable is not None:
-            kept: Array = differentiable(
+            return differentiable(
                 input, weight, bias, stride, padding, dilation, groups, activation=activation, residual=residual
             )
-            return kept
         input, weight, bias, residual = as_autocast(input, weight, bias, residual)
     options = (stride, padding, dilation, groups, activation, algorithm, accuracy)
     asked: Any = input_quantization, weight_quantization, out_quantization, residual_quantization, out_dtype, rounding
@@ -157,8 +156,7 @@ def conv2d(
     is_plain = is_plain and out_dtype is None and rounding is NOTHING_QUANTIZED.rounding
     quantized = NOTHING_QUANTIZED if is_plain else QuantizedOptions(*asked)
     kind = () if is_plain else quantized.kind(isinstance(input, BlockedArray))
-    result: Array = CONV2D((input, residual, weight, bias), options, kind, (), out, out_layout, quantized)[0]
-    return result
+    return CONV2D((input, residual, weight, bias), options, kind, (), out, out_layout, quantized)[0]
 
 
 def conv1d(
@@ -196,8 +194,7 @@ def conv1d(
     """
     differentiable = with_gradient("conv1d", (input, weight, bias), algorithm=algorithm)
     if differentiable is not None:
-        kept: DenseArray = differentiable(input, weight, bias, stride, padding, dilation, groups, activation=activation)
-        return kept
+        return differentiable(input, weight, bias, stride, padding, dilation, groups, activation=activation)
     input, weight, bias = as_autocast(input, weight, bias)
     x, w = as_numpy(input, "conv1d", "input"), as_numpy(weight, "conv1d", "weight")
     if w.ndim != 3:
@@ -213,8 +210,7 @@ def conv1d(
     options = (1, single(stride)), wide, (1, single(dilation)), groups, activation, algorithm, "default"
     given = x[..., None, :], w[:, :, None], bias
     y = _CONV1D(given, options, out_layout="NCHW", values=NOTHING_QUANTIZED)[0]
-    result: DenseArray = like(input, y[..., 0, :])
-    return result
+    return like(input, y[..., 0, :])
 
 
 CONV2D, _CONV1D = convolution_frame("conv2d"), convolution_frame("conv1d", names=("input",))

@@ -133,15 +133,13 @@ def conv_transpose2d(
         accuracy=accuracy,
     )
     if differentiable is not None:
-        kept: Array = differentiable(
+        return differentiable(
             input, weight, bias, stride, padding, output_padding, groups, dilation, activation=activation
         )
-        return kept
     input, weight, bias = as_autocast(input, weight, bias)
     options = (output_padding, stride, padding, dilation, groups, activation, algorithm, accuracy)
     given = input, weight, bias
-    result: Array = _CONV_TRANSPOSE2D(given, options, out=out, out_layout=out_layout)[0]
-    return result
+    return _CONV_TRANSPOSE2D(given, options, out=out, out_layout=out_layout)[0]
 
 
 def conv2d_backward_data(
@@ -181,8 +179,7 @@ def conv2d_backward_data(
         raise ArgumentError("conv2d_backward_data", "grad", grad, rule, remedy)
     options = (input_shape, stride, padding, dilation, groups, None, algorithm, accuracy)
     given = grad, weight, None
-    result: Array = _BACKWARD_DATA(given, options, out=out, out_layout=out_layout)[0]
-    return result
+    return _BACKWARD_DATA(given, options, out=out, out_layout=out_layout)[0]
 
 
 def biased_backward_data(

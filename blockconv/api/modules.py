@@ -118,8 +118,7 @@ class Conv2d(CheckedConvolution):
         # float32: weights that any type of autocast can be computed with.
         if self.arithmetic.wei == np.float32 and not isinstance(input, BlockedArray):
             input, residual = as_autocast(input, residual)
-        result: Array = FRAME((input, residual), (), None, (), out, self.out_layout, self, self._bound)[0]
-        return result
+        return FRAME((input, residual), (), None, (), out, self.out_layout, self, self._bound)[0]
 
 
 def _solve(call: Call) -> Computation:

@@ -172,8 +172,7 @@ def _differentiable(
         return None
     source, target = quantizations
     options = {"out": out, "out_layout": out_layout, "input_quantization": source, "out_quantization": target}
-    found: Callable[..., Any] | None = with_gradient(op, (input,), **options)
-    return found
+    return with_gradient(op, (input,), **options)
 
 
 def _average(
@@ -182,15 +181,13 @@ def _average(
     """The averages of an array, with a gradient if it needs one."""
     kind, average = None, _differentiable(op, input, out, out_layout, quantizations)
     if average is not None:
-        found: Array = average(input, *parameters)
-        return found
+        return average(input, *parameters)
     if quantizations != NOT_QUANTIZED:
         for name, given in zip(INTEGERS, quantizations, strict=True):
             if given is not None and not isinstance(given, Quantization):
                 raise ArgumentError(op, name, given, "has to be a Quantization, or None")
         kind = False, quantizations
-    pooled: Array = FRAMES[op]((input,), parameters, kind, out=out, out_layout=out_layout)[0]
-    return pooled
+    return FRAMES[op]((input,), parameters, kind, out=out, out_layout=out_layout)[0]
 
 
 @overload
@@ -271,8 +268,7 @@ def max_pool2d(
     """
     parameters = (kernel_size, stride, padding, dilation, ceil_mode)
     if (differentiable := _differentiable("max_pool2d", input, out, out_layout)) is not None:
-        found: Array | tuple[Array, Array] = differentiable(input, *parameters, return_indices)
-        return found
+        return differentiable(input, *parameters, return_indices)
     indices = return_indices is not False and check_flag("max_pool2d", "return_indices", return_indices)
     kind = (True, NOT_QUANTIZED) if indices else None
     pooled = FRAMES["max_pool2d"]((input,), parameters, kind, out=out, out_layout=out_layout)
@@ -408,8 +404,7 @@ def global_max_pool2d(input: Array, *, out: Array | None = None, out_layout: Lay
     >>> bc.global_max_pool2d(np.array([[[[1, 2, 3]], [[4, 5, 6]]]], np.float32))[0, :, 0, 0]
     array([3., 6.], dtype=float32)
     """
-    pooled: Array = FRAMES["global_max_pool2d"]((input,), (), out=out, out_layout=out_layout)[0]
-    return pooled
+    return FRAMES["global_max_pool2d"]((input,), (), out=out, out_layout=out_layout)[0]
 
 
 # ---------------------------------------------------------------- gradients
@@ -521,8 +516,7 @@ def _gradient(
     op: str, shape: Any, grad: Array, parameters: tuple[Any, ...], indices: Any, out: Any, out_layout: Any
 ) -> Array:
     """The gradient of a pool's input."""
-    result: Array = _GRADIENTS[op]((grad, indices), (shape, parameters), out=out, out_layout=out_layout)[0]
-    return result
+    return _GRADIENTS[op]((grad, indices), (shape, parameters), out=out, out_layout=out_layout)[0]
 
 
 def _solve_gradient(op: str, call: Call) -> Computation:

@@ -217,8 +217,7 @@ def check_arrays(problem: Any, itemsize: int) -> None:
 
 def window(problem: Any, x: str) -> int:
     """Length of the dilated kernel."""
-    length: int = (getattr(problem, f"k{x}") - 1) * getattr(problem, f"d{x}") + 1
-    return length
+    return (getattr(problem, f"k{x}") - 1) * getattr(problem, f"d{x}") + 1
 
 
 def output_size(problem: Any, x: str, ceil_mode: bool) -> int:

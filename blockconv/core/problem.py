@@ -76,8 +76,7 @@ class OpProblem(Record):
     @property
     def src_shape(self) -> Shape:
         """The logical shape of the first source."""
-        shape: Shape = getattr(self, self.sources[0])
-        return shape
+        return getattr(self, self.sources[0])
 
     @property
     def dst_shape(self) -> Shape:
@@ -109,8 +108,7 @@ def _check_of(hint: Any) -> Callable[[str, str, Any], Any] | None:
     if get_origin(hint) is Literal:
         return functools.partial(checked_word, words=hint)
     if get_origin(hint) is Annotated:
-        check: Callable[[str, str, Any], Any] = hint.__metadata__[0]
-        return check
+        return hint.__metadata__[0]
     return _CHECKED.get(hint)
 
 

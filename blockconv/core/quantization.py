@@ -138,8 +138,7 @@ def integers(scaled: Array, given: Quantization, dtype: str) -> Array:
     type = element(dtype)
     low, high = type.bounds
     whole = np.nan_to_num(np.rint(scaled), nan=low - given.zero_point) + np.float32(given.zero_point)
-    made: Array = np.clip(whole, low, high).astype(type.dtype)
-    return made
+    return np.clip(whole, low, high).astype(type.dtype)
 
 
 # ---------------------------------------------------------------- after a convolution's sums

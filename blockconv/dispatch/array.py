@@ -123,8 +123,7 @@ class BlockedArray:
         if self.dtype in PACKED:
             return _unpack(self).numpy()
         if not self.layout.is_blocked:
-            view: Array = self.storage.transpose(self.layout.logical)
-            return view
+            return self.storage.transpose(self.layout.logical)
         return to_layout(self, row_major(self.ndim)).storage
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
@@ -347,8 +346,7 @@ def _logical(array: Array, axes: Layout | str | None) -> Array:
         raise LayoutError("to_layout", "axes", axes, rule, remedy) from None
     if order.is_blocked or order.ndim != array.ndim:
         raise LayoutError("to_layout", "axes", str(order), rule, remedy)
-    view: Array = array.transpose(order.logical)
-    return view
+    return array.transpose(order.logical)
 
 
 def _nested(shape: Shape, strides: tuple[int, ...], axes: Sequence[int]) -> bool:

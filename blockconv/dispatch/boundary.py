@@ -41,8 +41,7 @@ def given_images(op: str, input: Any, argument: str) -> Array:
 
 def memory_of(x: Any) -> Array:
     """The memory of an array, or of a BlockedArray."""
-    found: Array = x.storage if isinstance(x, BlockedArray) else x
-    return found
+    return x.storage if isinstance(x, BlockedArray) else x
 
 
 def check_array_layout(op: str, out_layout: Layout | None) -> None:

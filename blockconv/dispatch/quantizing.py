@@ -67,8 +67,7 @@ def pair_sums(weight: Array) -> Array:
         first, second = (wide[:, k::2].reshape(oc, -1) for k in (0, 1))
         second = np.pad(second, ((0, 0), (0, first.shape[1] - second.shape[1])))
     sums = [np.maximum(sign * first, 0) + np.maximum(sign * second, 0) for sign in (1, -1)]
-    found: Array = np.maximum(*sums).max(axis=1, initial=0)
-    return found
+    return np.maximum(*sums).max(axis=1, initial=0)
 
 
 def is_narrow(weight: Array) -> bool:

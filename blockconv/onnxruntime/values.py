@@ -59,8 +59,7 @@ def type_name(dtype: Any) -> str:
 def dtype_named(type: str) -> np.dtype[Any]:
     """The dtype of an element type as `type_name` writes it."""
     kind = TensorProto.DataType.Value(type.removeprefix("tensor(").removesuffix(")").upper())
-    dtype: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
-    return dtype
+    return np.dtype(helper.tensor_dtype_to_np_dtype(kind))
 
 
 def _element(kind: int) -> str:
@@ -74,8 +73,7 @@ def _number(dtype: np.dtype[Any]) -> int:
 def _dtype_of(element_type: Any) -> np.dtype[Any]:
     """NumPy's dtype of an element type: a dtype, or ONNX's number."""
     named = helper.tensor_dtype_to_np_dtype(element_type) if isinstance(element_type, int) else element_type
-    dtype: np.dtype[Any] = np.dtype(named)
-    return dtype
+    return np.dtype(named)
 
 
 def check_device(device_type: str, device_id: int) -> None:
@@ -186,5 +184,4 @@ def array_at(address: int, shape: Iterable[int], element_type: Any) -> Array:
     dtype, sizes = _dtype_of(TensorProto.FLOAT if element_type is None else element_type), tuple(map(int, shape))
     nbytes = int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize
     memory: Any = (ctypes.c_char * nbytes).from_address(address)
-    array: Array = np.ndarray(sizes, dtype, memory)
-    return array
+    return np.ndarray(sizes, dtype, memory)

@@ -198,8 +198,7 @@ def _values(tensor: Any, where: str, files: Files) -> Array:
             return np.asarray(numpy_helper.to_array(tensor))
         dtype = dtype_of(tensor.data_type)
         if dtype.kind in "biufc":
-            values: Array = held.view(dtype).reshape(tensor.dims)
-            return values
+            return held.view(dtype).reshape(tensor.dims)
         packed = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=held.tobytes())
         return np.asarray(numpy_helper.to_array(packed))
     except onnx_errors() as error:

@@ -219,8 +219,7 @@ def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
 
     def change(b: Array) -> Array:
         each = np.broadcast_to(b, (*common, k, n)).swapaxes(-1, -2)
-        made: Array = each.transpose(*order, len(common), len(common) + 1).reshape(count * n, k, 1, 1)
-        return made
+        return each.transpose(*order, len(common), len(common) + 1).reshape(count * n, k, 1, 1)
 
     wei = call.weight(at, "weight", change, -1)
     x = call.helper(ops.Transpose((1, 0, 2)), call.reshape(a, (groups, rows, k)))

@@ -289,8 +289,7 @@ def onnx_type(tensor: Tensor) -> int:
 
 def dtype_of(kind: int) -> np.dtype[Any]:
     """NumPy's type for ONNX's number of an element type."""
-    found: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
-    return found
+    return np.dtype(helper.tensor_dtype_to_np_dtype(kind))
 
 
 def _sentence(error: Exception) -> str:

@@ -331,5 +331,4 @@ def computed(node: Foreign, inputs: Sequence[Array]) -> Array:
     types = [numpy_dtype({"float": "float32", "double": "float64"}.get(name, name)) for name in names]
     results = [np.empty(one.shape, dtype) for one, dtype in zip(session.outputs, types, strict=True)]
     session.run([x.ctypes.data for x in (*given, *results)])
-    found: Array = results[node.output]
-    return found
+    return results[node.output]

@@ -37,8 +37,7 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, str
     (1, 8, 6, 6)
     """
     strict = check_flag("from_torch", "strict", strict)
-    made: Network = _export("from_torch").read_module(module, example_inputs, dynamic_shapes, strict, Pickled)
-    return made
+    return _export("from_torch").read_module(module, example_inputs, dynamic_shapes, strict, Pickled)
 
 
 def _export(op: str) -> Any:
@@ -61,8 +60,7 @@ class Pickled:
 
     def __call__(self, shapes: dict[str, Shape]) -> Network:
         """See `Network.remake`."""
-        made: Network = self.traces(shapes)
-        return made
+        return self.traces(shapes)
 
     @property
     def limits(self) -> list[Limits]:

@@ -180,8 +180,7 @@ class Op(Record):
 
 def solved_shape(op: Solved, *shapes: Shape) -> Shape:
     """The shape of what an op's problem gives."""
-    shape: Shape = op.problem(*shapes).dst_shape
-    return shape
+    return op.problem(*shapes).dst_shape
 
 
 def sizes_of_sources(op: Solved, *shapes: Shape) -> dict[str, Any]:

@@ -128,8 +128,7 @@ class Conv2dBackwardWeights(_OfWeights):
         return problem
 
     def infer(self, src: Shape, grad: Shape) -> Shape:
-        shape: Shape = self.problem(src, grad).wei_shape
-        return shape
+        return self.problem(src, grad).wei_shape
 
     def further(self, site: Site) -> Further:
         return (((site.inputs[1].shape[1],), site.output.type),) * self.bias

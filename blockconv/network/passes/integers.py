@@ -228,8 +228,7 @@ def _of_remainders(weight: Array, groups: int, stride: Sequence[int], taps: Sequ
     ends = [(0, size * step - given) for size, step, given in zip(taps, stride, sizes, strict=True)]
     wide = np.pad(weight, [(0, 0), (0, 0), *ends]).reshape(groups, ic // groups, oc, kh, sh, kw, sw)
     turned = wide[:, :, :, ::-1, :, ::-1].transpose(0, 2, 4, 6, 1, 3, 5)
-    made: Array = turned.reshape(groups * oc * sh * sw, ic // groups, kh, kw)
-    return made
+    return turned.reshape(groups * oc * sh * sw, ic // groups, kh, kw)
 
 
 def _values(edit: Edit, name: str) -> Array:

@@ -206,8 +206,7 @@ def _aligned(factor: Factor, scope: tuple[int, ...]) -> Costs:
     """A factor's costs with an axis for each variable of `scope`, of length 1 where it does not depend on it."""
     ordered = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
     sizes = dict(zip(factor.scope, factor.costs.shape, strict=True))
-    aligned: Costs = factor.costs.transpose(ordered).reshape([sizes.get(v, 1) for v in scope])
-    return aligned
+    return factor.costs.transpose(ordered).reshape([sizes.get(v, 1) for v in scope])
 
 
 def _decided(order: Sequence[tuple[int, Sequence[Factor]]], domains: Mapping[int, int]) -> dict[int, int]:
