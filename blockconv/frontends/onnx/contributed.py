@@ -38,7 +38,7 @@ def _channels_first(translate: Formula, last: int = 0) -> Formula:
     def translated(call: Call) -> Tensor:
         if not call.attribute("channels_last", last):
             return translate(call)
-        x, rank = call.input(), call.input().rank
+        x, rank = call.x, call.x.rank
         call.inputs[0] = call.helper(ops.Transpose((0, rank - 1, *range(1, rank - 1))), x)
         return call.emit(ops.Transpose((0, *range(2, rank), 1)), translate(call))
 
@@ -47,14 +47,14 @@ def _channels_first(translate: Formula, last: int = 0) -> Formula:
 
 op("com.microsoft.QLinearConv", limits=OPS["QLinearConv"].limits)(_channels_first(qlinear_conv))
 op("com.microsoft.NhwcMaxPool", limits=OPS["MaxPool"].limits)(
-    _channels_first(lambda call: pool(call, "max", call.input()), last=1)
+    _channels_first(lambda call: pool(call, "max", call.x), last=1)
 )
 
 
 @op("com.microsoft.QGemm", limits=f"constant B and C; {CONSTANT}")
 def _qgemm(call: Call) -> Tensor:
     a = dequantized(call, 0)
-    scale = quantization(call, 1, call.input().dtype).scale * scales(call, 4)
+    scale = quantization(call, 1, call.x.dtype).scale * scales(call, 4)
     weight(call, 3, 0 if call["transB"] else 1)
     if call.has(6):
         bias = call.array(6, "bias").astype(np.float32) * scale.astype(np.float32)
@@ -105,7 +105,7 @@ op("com.microsoft.QLinearAdd", limits=CONSTANT)(_binary("add"))
 op("com.microsoft.QLinearMul", limits=CONSTANT)(_binary("mul"))
 
 
-op("com.microsoft.QLinearWhere", limits=CONSTANT)(_of_integers(1, 4)(lambda call, x, y: call.where(call.input(), x, y)))
+op("com.microsoft.QLinearWhere", limits=CONSTANT)(_of_integers(1, 4)(lambda call, x, y: call.where(call.x, x, y)))
 op("com.microsoft.QLinearSigmoid", limits=CONSTANT)(_of_integers(0)(lambda call, x: call.apply("sigmoid", x)))
 op("com.microsoft.QLinearLeakyRelu", limits=CONSTANT)(
     _of_integers(0)(lambda call, x: call.apply(("leaky_relu", call.attribute("alpha", 0.01)), x))
@@ -171,7 +171,7 @@ def _fused_conv(call: Call) -> Tensor:
 
 
 op("com.microsoft.FusedGemm", limits="floats, or constant B and C")(
-    lambda call: _activated(call, gemm(call, call.input(), 1, 2))
+    lambda call: _activated(call, gemm(call, call.x, 1, 2))
 )
 
 
@@ -180,7 +180,7 @@ op("com.microsoft.FusedGemm", limits="floats, or constant B and C")(
 )
 def _gelu(call: Call) -> Tensor:
     """By Erf, by Tanh (FastGelu), or as x * sigmoid(alpha * x) (QuickGelu); of x plus a bias, if there is one."""
-    kind, x = call.node.op_type, call.floats()
+    kind, x = call.kind, call.floats()
     x = call.plus(x, 1)
     if kind == "QuickGelu":
         turned = call.mul(x, call.attribute("alpha", 1.702))
@@ -197,9 +197,9 @@ def _skip_layer_norm(call: Call) -> list[Tensor]:
     """The layer (or RMS) normalisation of a sum of two values and a bias, and the sum."""
     if not call.scope.read.isdisjoint(call.node.output[1:3]):
         raise Unsupported("its statistics")
-    centred = call.node.op_type == "SkipLayerNormalization"
+    centred = call.kind == "SkipLayerNormalization"
     bias_at = 4 if centred else 3
-    total = call.plus(call.add(call.input(), call.input(1)), bias_at)
+    total = call.plus(call.add(call.x, call.input(1)), bias_at)
     gamma, beta = call.array(2, "gamma"), call.array(3, "beta") if centred and call.has(3) else np.zeros(())
     y = call.normalise_rows(total, total.rank - 1, gamma, beta, call.attribute("epsilon", 1e-12), centred)
     return [y, y, y, total]
@@ -210,7 +210,7 @@ def _embedded(call: Call) -> list[Tensor]:
     """The layer normalisation of a sum of rows of tables: of words, of positions, and perhaps of segments."""
     if not call.scope.read.isdisjoint(call.node.output[1:2]):
         raise Unsupported("its mask index")
-    ids = call.input()
+    ids = call.x
     positions = call.input(8) if call.has(8) else call.constant(np.arange(ids.shape[1])[None], "positions")
     rows = [(2, ids), (3, positions), *([(4, call.input(1))] if call.has(1) else [])]
     parts = [call.helper(ops.GatherAt("along", 0), call.input(table), of) for table, of in rows]
@@ -223,7 +223,7 @@ def _embedded(call: Call) -> list[Tensor]:
 @op("com.microsoft.RotaryEmbedding", limits="floats; no packed batches, no scale")
 def _rotary(call: Call) -> Tensor:
     """Pairs of channels of each head turned by the angles of their positions."""
-    x, positions, heads = call.input(), call.input(1), call.attribute("num_heads", 0)
+    x, positions, heads = call.x, call.input(1), call.attribute("num_heads", 0)
     half = call.input(2).shape[1]
     if x.rank not in (3, 4) or call["is_packed_batching"] or call.attribute("scale", 1.0) != 1:
         raise Unsupported(f"input={x.shape}, packed batches or a scale")
@@ -251,7 +251,7 @@ def _rotary(call: Call) -> Tensor:
 def _matmul_of_bits(call: Call) -> Tensor:
     """A product with weights that have a scale, and perhaps a zero point, for each block of rows in each column."""
     k, n, size = (call[name] for name in ("K", "N", "block_size"))
-    bits, blocks, x = call.attribute("bits", 4), -(-k // size), call.input()
+    bits, blocks, x = call.attribute("bits", 4), -(-k // size), call.x
     if bits not in (4, 8) or call.has(4) or call["weight_prepacked"] or not x.type.is_float:
         raise Unsupported(f"{bits} bits, {x.type}" + ", g_idx" * call.has(4))
     try:
@@ -283,7 +283,7 @@ def _unpacked(packed: Any, rows: int, bits: int) -> Any:
 )
 def _attention(call: Call) -> Tensor:
     """Attention of queries, keys and values, or of one input with weights side by side. A mask of 0 hides a key."""
-    joined = call.node.op_type == "Attention"
+    joined = call.kind == "Attention"
     mask_at, kinds = (3, (0, 1, 2, 3, 5)) if joined else (4, range(6))
     if call.extra_outputs or call["do_rotary"] or any(call.has(k) and k not in kinds for k in range(len(call.inputs))):
         raise Unsupported("past keys and values, rotation, or a second output")
@@ -301,7 +301,7 @@ def _attention(call: Call) -> Tensor:
 
 def _side_by_side(call: Call) -> list[Tensor]:
     """Queries, keys and values: slices of a product and its bias."""
-    total = call.plus(matmul(call, ops.Conv2d(), call.input(), 1), 2)
+    total = call.plus(matmul(call, ops.Conv2d(), call.x, 1), 2)
     widths = call.attribute("qkv_hidden_sizes", ()) or (total.shape[-1] // 3,) * 3
     if len(widths) != 3 or min(widths) < 1 or sum(widths) != total.shape[-1]:
         raise call.error("qkv_hidden_sizes", widths, f"has to be three sizes whose sum is the columns of {total.shape}")
@@ -310,7 +310,7 @@ def _side_by_side(call: Call) -> list[Tensor]:
 
 def _with_biases(call: Call) -> list[Tensor]:
     """Queries, keys and values plus their shares of the biases, which are side by side."""
-    if not (call.has(1) and call.has(2)) or call.input().rank != 3:
+    if not (call.has(1) and call.has(2)) or call.x.rank != 3:
         raise Unsupported("queries, keys and values in one input")
     parts = [call.input(i) for i in range(3)]
     if not call.has(3):
@@ -353,7 +353,7 @@ for _name in ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"):
 @op(f"{BLOCKED}.ReorderInput")
 def _reorder_input(call: Call) -> Tensor:
     """Channels are filled up with zeros to whole blocks. The layout is the planner's business."""
-    x = call.input()
+    x = call.x
     if call["channels_last"]:
         x = call.helper(ops.Transpose((0, 3, 1, 2)), x)
     more = -x.shape[1] % call.scope.channel_block
@@ -362,7 +362,7 @@ def _reorder_input(call: Call) -> Tensor:
 
 @op(f"{BLOCKED}.ReorderOutput")
 def _reorder_output(call: Call) -> Tensor:
-    x, channels = call.input(), call.attribute("channels", 0)
+    x, channels = call.x, call.attribute("channels", 0)
     if not 0 < channels <= x.shape[1]:
         raise call.error("channels", channels, f"has to be one of 1 to {x.shape[1]}, the input's channels")
     x = call.part(x, 1, 0, channels, helps=True)
@@ -389,4 +389,4 @@ def _upsample(call: Call) -> Tensor:
         raise call.error("scales", (n, c, *scale), "have to be 1, 1, and whole numbers for H and W")
     mode = call.attribute("mode", "nearest")
     coordinates = call.attribute("coordinate_transformation_mode", "asymmetric")
-    return call.emit(ops.Resize(mode, None, (float(scale[0]), float(scale[1])), coordinates, "floor"), call.input())
+    return call.emit(ops.Resize(mode, None, (float(scale[0]), float(scale[1])), coordinates, "floor"), call.x)

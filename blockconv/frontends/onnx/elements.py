@@ -28,8 +28,8 @@ for _name in ("And", "Or", "Xor"):
     op(_name, f"Bitwise{_name}", since=7)(lowered(_name.lower(), *WHOLE, "bool"))
 op("Not", "BitwiseNot")(lowered(Call.inverted, *WHOLE, "bool"))
 op("IsNaN")(lowered(Call.is_nan, *FLOATS))
-op("Neg", since=6)(lambda call: call.negated(call.input()))
-op("Reciprocal", since=6)(lambda call: call.power(call.input(), -1))
+op("Neg", since=6)(lambda call: call.negated(call.x))
+op("Reciprocal", since=6)(lambda call: call.power(call.x, -1))
 op("Sign")(lowered(functools.partial(Call.sign, keeps_nan=True), *FLOATS, *WHOLE))
 
 
@@ -59,7 +59,7 @@ def _shrink(call: Call) -> Tensor:
 def _mod(call: Call) -> Tensor:
     """With `fmod` the remainder has the sign of the dividend. ONNX has floats with `fmod` alone."""
     fmod = call["fmod"]
-    types = () if fmod and call.input().type.is_float else WHOLE
+    types = () if fmod and call.x.type.is_float else WHOLE
     a, b = call.operand(0, *types), call.operand(1, *types)
     return call.fmod(a, b) if fmod else call.binary("mod", a, b)
 
@@ -99,8 +99,8 @@ def _one_hot(call: Call) -> Tensor:
 @op("GatherElements", "GatherND")
 def _gather(call: Call) -> Tensor:
     x, indices = call.operand(), call.operand(1, "int64", "int32")
-    of_tuples = call.node.op_type == "GatherND"
-    axis = call["batch_dims"] if of_tuples else call.along(x)
+    of_tuples = call.kind == "GatherND"
+    axis = call["batch_dims"] if of_tuples else call.along
     return call.emit(ops.GatherAt("tuples" if of_tuples else "elements", axis), x, indices)
 
 
@@ -108,8 +108,8 @@ def _gather(call: Call) -> Tensor:
 def _scatter(call: Call) -> Tensor:
     kind = call.one_of("reduction", *get_args(ScatterKind))
     x = call.operand(0, *(() if kind == "none" else (*FLOATS, *_COUNTED)))
-    of_tuples = call.node.op_type == "ScatterND"
-    made = ops.ScatterAt("tuples", 0, kind) if of_tuples else ops.ScatterAt("elements", call.along(x), kind)
+    of_tuples = call.kind == "ScatterND"
+    made = ops.ScatterAt("tuples", 0, kind) if of_tuples else ops.ScatterAt("elements", call.along, kind)
     return call.emit(made, x, call.operand(1, "int64", "int32"), call.operand(2))
 
 
@@ -120,7 +120,7 @@ def _grid_sample(call: Call) -> Tensor:
     if mode not in modes:
         raise Unsupported(f"mode={mode!r}")
     how = Sampling(modes[mode], outside, bool(call["align_corners"]))
-    return sampled(call, call.input(), call.input(1), how)
+    return sampled(call, call.x, call.input(1), how)
 
 
 # ---------------------------------------------------------------- along an axis
@@ -137,8 +137,8 @@ def _cumulative(call: Call) -> Tensor:
 @op("ArgMax", "ArgMin", limits="a NaN counts as the first")
 def _arg(call: Call) -> Tensor:
     x, last = call.operand(0, *FLOATS, *_COUNTED), bool(call["select_last_index"])
-    axis = call.along(x)
-    y = call.emit(ops.Top(axis, 1, call.node.op_type == "ArgMin", last), x)
+    axis = call.along
+    y = call.emit(ops.Top(axis, 1, call.kind == "ArgMin", last), x)
     return y if call["keepdims"] else call.reshape(y, (*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
@@ -146,7 +146,7 @@ def _arg(call: Call) -> Tensor:
 def _top(call: Call) -> list[Tensor]:
     """Sorted, whether the node asks for it or not; equal elements in the order of their indices."""
     x = call.operand(0, *FLOATS, *_COUNTED)
-    axis = call.along(x)
+    axis = call.along
     count = int(call.array(1, "k").reshape(-1)[0]) if call.has(1) else call["k"]
     indices = call.helper(ops.Top(axis, count, not call["largest"]), x)
     return [call.emit(ops.GatherAt("elements", axis), x, indices), indices]

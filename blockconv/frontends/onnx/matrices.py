@@ -13,7 +13,7 @@ from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor, Tensors
 
-op("Gemm", limits="floats, or constant B and C")(lambda call: gemm(call, call.input(), 1, 2))
+op("Gemm", limits="floats, or constant B and C")(lambda call: gemm(call, call.x, 1, 2))
 
 
 def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
@@ -39,7 +39,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
 @op("com.microsoft.FusedMatMul", limits="floats")
 def _product(call: Call) -> Tensor:
     """alpha * a @ b, either of them transposed as attributes say."""
-    a, b, alpha = call.input(), call.input(1), call.attribute("alpha", 1.0)
+    a, b, alpha = call.x, call.input(1), call.attribute("alpha", 1.0)
     orders = [_order(call, x, side) for x, side in ((a, "A"), (b, "B"))]
     if not any(orders):
         return call.scaled(call.multiplied(a, b), alpha)
@@ -60,7 +60,7 @@ def _order(call: Call, x: Tensor, side: str) -> tuple[int, ...] | None:
 
 @op("MatMul", limits="floats, or constant B; up to 6 dimensions")
 def _matmul(call: Call) -> Tensor:
-    a, b = call.input(), call.input(1)
+    a, b = call.x, call.input(1)
     return matmul(call, ops.Conv2d(), a, 1) if call.scope.is_constant(b.name) else call.multiplied(a, b)
 
 
@@ -75,7 +75,7 @@ def _attention(call: Call) -> Tensor:
     scale = call.attribute("scale", 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0)
     mask = call.input(3) if call.has(3) else None
     y = call.attended(ops.Attention(scale, bool(call["is_causal"]), True), q, k, v, mask)
-    return y if call.input().rank == 4 else of_rows(call, y)
+    return y if call.x.rank == 4 else of_rows(call, y)
 
 
 def of_rows(call: Call, y: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ _LIMITS = "constant weights, whole sequences, layout 0, the default activations;
 @op("GRU", limits=_LIMITS, since=7)
 def _recurrent(call: Call) -> list[Tensor]:
     """All outputs: the hidden values of each step, the last ones, and an LSTM's last cells."""
-    is_lstm, x, reverse = call.node.op_type == "LSTM", call.input(), _directions(call)
+    is_lstm, x, reverse = call.kind == "LSTM", call.x, _directions(call)
     w, r = call.array(1, "weight"), call.array(2, "recurrence weight")
     gates, d = 4 if is_lstm else 3, len(reverse)
     _check(call, x, w, r, (d, gates * r.shape[-1]))
@@ -260,7 +260,7 @@ def _directions(call: Call) -> tuple[bool, ...]:
     """Whether each direction begins with the last step. Raises Unsupported for attributes with other values."""
     found = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     named = call.one_of("direction", *found)
-    usual = ("sigmoid", "tanh", "tanh")[: 3 if call.node.op_type == "LSTM" else 2] * len(found[named])
+    usual = ("sigmoid", "tanh", "tanh")[: 3 if call.kind == "LSTM" else 2] * len(found[named])
     names = call.attribute("activations", usual)
     given = tuple((name.decode() if isinstance(name, bytes) else name).lower() for name in names)
     for name, value in (("clip", None), ("input_forget", 0), ("layout", 0)):
@@ -270,7 +270,7 @@ def _directions(call: Call) -> tuple[bool, ...]:
         raise Unsupported(f"activations={given}")
     if call.has(7):
         raise Unsupported("peepholes")
-    if call.has(4) and set(call.ints(4, "sequence_lens")) - {call.input().shape[0]}:
+    if call.has(4) and set(call.ints(4, "sequence_lens")) - {call.x.shape[0]}:
         raise Unsupported("sequence_lens that are shorter")
     return found[named]
 

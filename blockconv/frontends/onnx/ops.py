@@ -30,7 +30,7 @@ def _applied(name: str, attributes: dict[str, float], of_floats: bool = True) ->
     """An activation or a function, whose parameters are attributes of the node."""
 
     def translate(call: Call) -> Tensor:
-        x = call.floats() if of_floats else call.input()
+        x = call.floats() if of_floats else call.x
         return call.apply((name, *(call.attribute(key, default) for key, default in attributes.items())), x)
 
     return translate
@@ -68,7 +68,7 @@ def _prelu(call: Call) -> Tensor:
 @op("HardSwish")
 def _hardswish(call: Call) -> Tensor:
     """ONNX defines it by HardSigmoid, whose slope is 1/6 as a float32: in float64 that is another number."""
-    x = call.input()
+    x = call.x
     if x.type.name != "float64":
         return call.apply("hardswish", x)
     return call.mul(x, call.apply(("hardsigmoid", float(np.float32(1 / 6)), 0.5), x))
@@ -78,31 +78,31 @@ def _hardswish(call: Call) -> Tensor:
 def _swish(call: Call) -> Tensor:
     if call["alpha"] != 1:
         raise Unsupported(f"alpha={call['alpha']}: an alpha other than 1")
-    return call.apply("silu", call.input())
+    return call.apply("silu", call.x)
 
 
-op("Gelu")(lambda call: call.gelu(call.input(), call.one_of("approximate", "none", "tanh") == "tanh"))
+op("Gelu")(lambda call: call.gelu(call.x, call.one_of("approximate", "none", "tanh") == "tanh"))
 
 
 @op("Clip")
 def _clip(call: Call) -> Tensor:
-    if _flow(call, (1, 2)) or call.input().type.name not in (*FLOATS, *BYTES):
-        return call.clipped(call.input(), *(call.input(k) if call.has(k) else None for k in (1, 2)))
+    if _flow(call, (1, 2)) or call.x.type.name not in (*FLOATS, *BYTES):
+        return call.clipped(call.x, *(call.input(k) if call.has(k) else None for k in (1, 2)))
     bounds = [call.attribute("min", -math.inf), call.attribute("max", math.inf)]
     for i, name in enumerate(("minimum", "maximum")):
         if call.has(1 + i):
             bounds[i] = float(call.array(1 + i, name).item())
     if any(map(math.isnan, bounds)):
         raise Unsupported(f"min={bounds[0]}, max={bounds[1]}: NaN bounds")
-    return call.clipped(call.input(), *bounds)
+    return call.clipped(call.x, *bounds)
 
 
 @op("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean")
 def _binary(call: Call) -> Tensor:
     """An op of two operands, or of any number from left to right."""
-    named = call.node.op_type
+    named = call.kind
     kind: Any = "add" if named in ("Sum", "Mean") else named.lower()
-    result = call.input()
+    result = call.x
     for i in range(1, len(call.inputs)):
         result = call.binary(kind, result, _aligned(call, result, call.input(i)))
     return call.div(result, len(call.inputs)) if named == "Mean" else result
@@ -111,12 +111,12 @@ def _binary(call: Call) -> Tensor:
 def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """b for broadcasting to a. Before opset 7 (8 for ops of any number of operands), operands broadcast only with the
     attribute `broadcast`. The attribute `axis` is the axis of a at which b's axes begin; default: align at the end."""
-    variadic = call.node.op_type in ("Max", "Min", "Mean", "Sum")
+    variadic = call.kind in ("Max", "Min", "Mean", "Sum")
     if call.opset >= (8 if variadic else 7):
         return b
     if not call["broadcast"]:
         if a.shape != b.shape:
-            rule = f"{call.node.op_type} of opset {call.opset} broadcasts {'never' if variadic else 'with broadcast=1'}"
+            rule = f"{call.kind} of opset {call.opset} broadcasts {'never' if variadic else 'with broadcast=1'}"
             raise call.error("inputs", (a.shape, b.shape), rule, "export for opset 8 or later")
         return b
     axis = call["axis"]
@@ -141,7 +141,7 @@ def _batch_norm(call: Call) -> Tensor:
         return _batch_norm_by_values(call)
     scale, bias, mean, variance = (call.array(1 + i, name).astype(np.float64) for i, name in enumerate(names))
     factor = scale / np.sqrt(variance + call["epsilon"])
-    x, shift = call.input(), bias - mean * factor
+    x, shift = call.x, bias - mean * factor
     if x.rank > 1:
         return call.affine(x, factor, shift)
     wide = call.reshape(x, (*x.shape, 1))  # of one dimension, there is one channel
@@ -155,7 +155,7 @@ def _flow(call: Call, places: Iterable[int]) -> bool:
 
 def _of_channels(call: Call, k: int) -> Tensor:
     """An input with a number for each channel, as one of the first input's rank and type."""
-    x, given = call.input(), call.input(k)
+    x, given = call.x, call.input(k)
     if given.shape != x.shape[1:2]:
         raise call.error("inputs", given.shape, f"has to have a number for each of {x.shape[1:2]} channels")
     return call.reshape(call.converted(given, x.type.name), (*given.shape, *(1,) * (x.rank - 2)))
@@ -174,7 +174,7 @@ def _batch_norm_by_values(call: Call) -> Tensor:
 
 @op("GroupNormalization", limits="before opset 21: constant scale and bias")
 def _group_norm(call: Call) -> Tensor:
-    x, groups = call.input(), call["num_groups"]
+    x, groups = call.x, call["num_groups"]
     # Opset 18 had one scale and one bias for each group; opset 21 replaced it.
     each = 1 if call.opset >= 21 or groups < 1 else x.shape[1] // groups
 
@@ -186,19 +186,19 @@ def _group_norm(call: Call) -> Tensor:
 
 @op("InstanceNormalization", since=6)
 def _instance_norm(call: Call) -> Tensor:
-    x, epsilon = call.input(), call["epsilon"]
+    x, epsilon = call.x, call["epsilon"]
     return _normalised(call, lambda s, b: call.normalise(x, max(1, x.shape[1]), s, b, epsilon), _of_channels)
 
 
 @op("LayerNormalization")
 def _layer_norm(call: Call) -> list[Tensor]:
     """The statistics are float32, for 16-bit floats too."""
-    y, x = _norm_of_rows(call, True), call.input()
+    y, x = _norm_of_rows(call, True), call.x
     if not call.extra_outputs:
         return [y]
     if x.type.name == "float64":
         only_output(call)
-    mean, _, variance = call.moments(call.converted(x, "float32"), tuple(range(call.along(x), x.rank)))
+    mean, _, variance = call.moments(call.converted(x, "float32"), tuple(range(call.along, x.rank)))
     return [y, mean, call.power(call.add(variance, call["epsilon"]), -0.5)]
 
 
@@ -218,7 +218,7 @@ def _rms_norm(call: Call) -> Tensor:
 
 
 def _norm_of_rows(call: Call, centred: bool) -> Tensor:
-    x, epsilon = call.input(), call.attribute("epsilon", 1e-5)
+    x, epsilon = call.x, call.attribute("epsilon", 1e-5)
     axis = call.axis(call.attribute("axis", -1), x.rank)
 
     def along(call: Call, k: int) -> Tensor:
@@ -242,13 +242,13 @@ def _normalised(
     return call.add(y, along(call, 2)) if call.has(2) else y
 
 
-op("LRN")(lambda call: call.emit(ops.Lrn(*(call[name] for name in ("size", "alpha", "beta", "bias"))), call.input()))
+op("LRN")(lambda call: call.emit(ops.Lrn(*(call[name] for name in ("size", "alpha", "beta", "bias"))), call.x))
 
 
 @op("Softmax", "LogSoftmax")
 def _softmax(call: Call) -> Tensor:
-    x, log = call.input(), call.node.op_type == "LogSoftmax"
-    axis = call.along(x)
+    x, log = call.x, call.kind == "LogSoftmax"
+    axis = call.along
     if call.opset >= 13 or math.prod(x.shape[axis + 1 :]) == 1:
         return call.emit(ops.Softmax(axis, log=log), x)
     # Before opset 13: over all axes from that one on.
@@ -263,15 +263,15 @@ def _dropout(call: Call) -> Tensor:
     if call.has(1) and not 0 <= call.array(1, "ratio").item() < 1:
         raise call.error("ratio", call.array(1, "ratio").item(), "has to be at least 0 and less than 1")
     only_output(call)
-    return call.input()
+    return call.x
 
 
-op("Identity")(lambda call: call.input())
+op("Identity")(lambda call: call.x)
 
 
 @op("Cast", "CastLike", limits="numbers and booleans; beyond an integer's bounds the bound, NaN 0", since=6)
 def _cast(call: Call) -> Tensor:
-    x, names = call.input(), {numpy_dtype(name): name for name in NUMBERS}
+    x, names = call.x, {numpy_dtype(name): name for name in NUMBERS}
     to = call.input(1).type.dtype if call.has(1) else dtype_of(call["to"])
     if to not in names or any(given is not None and given.type.is_packed for given in call.inputs):
         raise Unsupported(f"from {x.dtype} to {to}")

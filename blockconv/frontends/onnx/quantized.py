@@ -153,7 +153,7 @@ def weight(call: Call, at: int, axis: int) -> None:
 
 @op("QuantizeLinear", "com.microsoft.QuantizeLinear", limits=f"from float32; {ALSO_4_BITS}; blocks of one zero point")
 def _quantize_linear(call: Call) -> Tensor:
-    x = call.input()
+    x = call.x
     wanted = call["output_dtype"]
     dtype = str(dtype_of(wanted)) if wanted else "uint8"
     if call.has(2):
@@ -178,7 +178,7 @@ def _quantize_linear(call: Call) -> Tensor:
 
 @op("DequantizeLinear", "com.microsoft.DequantizeLinear", limits=f"to float32; {ALSO_4_BITS}; int32")
 def _dequantize_linear(call: Call) -> Tensor:
-    x = call.input()
+    x = call.x
     if x.dtype not in (*INTEGERS, "int32") or call.array(1, "scale").dtype != np.float32:
         raise Unsupported(f"from {x.dtype}, with scales of {call.array(1, 'scale').dtype}")
     scale, zero_point = scales(call, 1), zero_points(call, 2, x.dtype)
@@ -246,7 +246,7 @@ def stored(call: Call, y: Tensor, at: int, dtype: Any) -> Tensor:
 @op("QLinearConv", limits=f"1-D to 3-D; constant weight and bias; {CONSTANT}")
 def qlinear_conv(call: Call) -> Tensor:
     x = dequantized(call, 0)
-    scale = quantization(call, 1, call.input().dtype).scale * scales(call, 4)
+    scale = quantization(call, 1, call.x.dtype).scale * scales(call, 4)
     weight(call, 3, 0)
     more: Tensors = ()
     if call.has(8):
@@ -260,7 +260,7 @@ def qlinear_conv(call: Call) -> Tensor:
 
 def output_dtype(call: Call, at: int) -> Any:
     """The dtype of the output's zero point; the input's if it has none."""
-    dtype = call.array(at, "zero point").dtype if call.has(at) else call.input().dtype
+    dtype = call.array(at, "zero point").dtype if call.has(at) else call.x.dtype
     check_bytes(call, dtype)
     return dtype
 
@@ -284,7 +284,7 @@ _Source = tuple[ops.Convolution, Tensors]  # a convolution of integers, and its 
 
 @op("DynamicQuantizeLinear")
 def _quantize_by_data(call: Call) -> list[Tensor]:
-    x = call.input()
+    x = call.x
     if x.dtype != np.float32:
         raise Unsupported(f"from {x.dtype}")
     _, y, scale, zero_point = _found(call, x)
@@ -319,12 +319,12 @@ def _found_at(call: Call, at: int) -> Tensor | None:
 @op("ConvInteger", limits=f"1-D to 3-D; constant weight; {_FOUND}")
 @op("MatMulInteger", limits=f"constant B, whose batch broadcasts with A's; {_FOUND}")
 def _of_integers(call: Call) -> Tensor:
-    return _sums(call, call.input(), _source(call, 2), 3)
+    return _sums(call, call.x, _source(call, 2), 3)
 
 
 def _is_product(call: Call) -> bool:
     """Whether a node multiplies matrices; else it is a convolution."""
-    return bool(call.node.op_type != "ConvInteger")
+    return bool(call.kind != "ConvInteger")
 
 
 def _summed(call: Call, x: Tensor, source: _Source) -> Tensor:
@@ -338,7 +338,7 @@ def _source(call: Call, at: int) -> _Source:
     found = _found_at(call, at)
     if found is not None:
         return _of_found(found)
-    zero_point = zero_points(call, at, call.input().dtype)
+    zero_point = zero_points(call, at, call.x.dtype)
     if zero_point.size != 1:
         raise Unsupported(f"zero_point of shape {zero_point.shape}: several zero points for the first input")
     return ops.QuantizedConv2d(src=Quantization(1.0, int(zero_point.item()))), ()
@@ -409,13 +409,13 @@ def _matmul_to_float(call: Call) -> Tensor:
         a = dequantized(call, 0)
         weight(call, 3, 1)
         return _biased(call, matmul(call, ops.Conv2d(), a, 3), 6)
-    sums = _sums(call, call.input(), _of_found(found), 5, True)
+    sums = _sums(call, call.x, _of_found(found), 5, True)
     return _biased(call, _scaled(call, sums, call.input(2), 3), 6)
 
 
 @op("com.microsoft.DynamicQuantizeMatMul", limits=f"constant B, a matrix or a vector, and bias; {CONSTANT}")
 def _dynamic_matmul(call: Call) -> Tensor:
-    found, y, scale, _ = _found(call, call.input())
+    found, y, scale, _ = _found(call, call.x)
     return _biased(call, _scaled(call, _sums(call, y, _of_found(found), 3, True), scale, 2), 4)
 
 

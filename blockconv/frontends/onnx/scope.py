@@ -320,7 +320,17 @@ class Call(Translation):
         """Whether the node has this input."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
-    def input(self, index: int = 0) -> Tensor:
+    @property
+    def kind(self) -> str:
+        """The op's name: "Conv"."""
+        return str(self.node.op_type)
+
+    @property
+    def x(self) -> Tensor:
+        """The first input."""
+        return self.input(0)
+
+    def input(self, index: int) -> Tensor:
         """The input with this number."""
         found = self.inputs[index] if index < len(self.inputs) else None
         if found is None:
@@ -372,9 +382,10 @@ class Call(Translation):
         """Ints that are an input, or an attribute in older opsets; None if the node has neither."""
         return self.ints(index, name, scalar) if self.has(index) else self[name]
 
-    def along(self, x: Tensor) -> int:
-        """The axis of x that the node names, counted from the front."""
-        return self.axis(self["axis"], x.rank)
+    @property
+    def along(self) -> int:
+        """The axis of `x` that the node names, counted from the front."""
+        return self.axis(self["axis"], self.x.rank)
 
     def axis(self, value: int, rank: int) -> int:
         """An axis, counted from the front."""

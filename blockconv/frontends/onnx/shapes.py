@@ -23,27 +23,27 @@ from blockconv.network.ops.rule import Axes, Tensor
 
 @op("Shape")
 def _shape(call: Call) -> Tensor:
-    shape = call.input().shape
+    shape = call.x.shape
     part = shape[slice(call["start"], call["end"])]
     return call.constant(np.array(part, np.int64), "shape")
 
 
-op("Size")(lambda call: call.constant(np.array(call.input().elements, np.int64), "size"))
+op("Size")(lambda call: call.constant(np.array(call.x.elements, np.int64), "size"))
 
 
 @op("Flatten")
 def _flatten(call: Call) -> Tensor:
-    shape, axis = call.input().shape, call["axis"]
+    shape, axis = call.x.shape, call["axis"]
     lowest = -len(shape) if call.opset >= 11 else 0
     if not lowest <= axis <= len(shape):
         raise call.error("axis", axis, f"has to be {lowest} to {len(shape)} for an input of {shape}")
     axis = axis + len(shape) if axis < 0 else axis
-    return call.reshape(call.input(), (math.prod(shape[:axis]), math.prod(shape[axis:])), helps=False)
+    return call.reshape(call.x, (math.prod(shape[:axis]), math.prod(shape[axis:])), helps=False)
 
 
 @op("Reshape", limits="a constant shape")
 def _reshape(call: Call) -> Tensor:
-    x = call.input()
+    x = call.x
     shape = call.listed(1, "shape")
     if call["allowzero"] and 0 in shape:
         if -1 in shape:
@@ -68,7 +68,7 @@ def _relative(shape: Shape, src: Shape) -> tuple[int, ...]:
 
 @op("Squeeze", limits="constant axes, at least one")
 def _squeeze(call: Call) -> Tensor:
-    x = call.input()
+    x = call.x
     axes = call.listed(1, "axes", scalar=True)
     if axes is None:
         return call.reshape(x, tuple(size for size in x.shape if size != 1), helps=False)
@@ -84,7 +84,7 @@ def _squeeze(call: Call) -> Tensor:
 
 @op("Unsqueeze", limits="constant axes")
 def _unsqueeze(call: Call) -> Tensor:
-    x = call.input()
+    x = call.x
     axes = call.listed(1, "axes", scalar=True)
     rank = x.rank + len(axes)
     new = call.axes(axes, rank)
@@ -94,8 +94,8 @@ def _unsqueeze(call: Call) -> Tensor:
 
 @op("Transpose")
 def _transpose(call: Call) -> Tensor:
-    perm = call.attribute("perm", tuple(reversed(range(call.input().rank))))
-    return call.emit(ops.Transpose(perm), call.input())
+    perm = call.attribute("perm", tuple(reversed(range(call.x.rank))))
+    return call.emit(ops.Transpose(perm), call.x)
 
 
 @op("Concat")
@@ -115,8 +115,8 @@ def _concat(call: Call) -> Tensor:
 
 @op("Gather")
 def _gather(call: Call) -> Tensor:
-    x, named = call.input(), call.input(1)
-    axis = call.along(x)
+    x, named = call.x, call.input(1)
+    axis = call.along
     if not call.scope.is_constant(named.name) or named.elements > MOST_INDICES:
         return call.emit(ops.GatherAt("along", axis), x, named)
     return call.gathered(x, axis, call.array(1, "indices"))
@@ -124,7 +124,7 @@ def _gather(call: Call) -> Tensor:
 
 @op("Expand", limits="a constant shape of at most 4 Mi elements")
 def _expand(call: Call) -> Tensor:
-    shape, x = call.ints(1, "shape"), call.input()
+    shape, x = call.ints(1, "shape"), call.x
     try:
         return call.expanded(x, np.broadcast_shapes(x.shape, shape))
     except ValueError:
@@ -134,13 +134,13 @@ def _expand(call: Call) -> Tensor:
 @op("Tile", since=6, limits="constant repeats, at most 64 along an axis")
 def _tile(call: Call) -> Tensor:
     repeats = call.ints(1, "repeats")
-    return call.repeated(call.input(), repeats)
+    return call.repeated(call.x, repeats)
 
 
 @op("Split", limits="constant sizes")
 def _split(call: Call) -> list[Tensor]:
-    x = call.input()
-    axis = call.along(x)
+    x = call.x
+    axis = call.along
     sizes = call.listed(1, "split")
     count = len(call.node.output)
     if call.attribute("num_outputs", count) != count:
@@ -156,7 +156,7 @@ def _split(call: Call) -> list[Tensor]:
 
 @op("Slice", limits="constant starts, ends, axes and steps")
 def _slice(call: Call) -> Tensor:
-    x = call.input()
+    x = call.x
     if call.opset < 10:
         starts, ends = call["starts"], call["ends"]
         axes, steps = call["axes"], None
@@ -182,7 +182,7 @@ def _slice(call: Call) -> Tensor:
 
 @op("Pad", limits="constant pads; negative pads crop; except in mode constant, at most 65,536 along an axis")
 def _pad(call: Call) -> Tensor:
-    x, mode = call.input(), call.one_of("mode", "constant", "edge", "reflect", "wrap")
+    x, mode = call.x, call.one_of("mode", "constant", "edge", "reflect", "wrap")
     rank = x.rank
     value, axes = call.attribute("value", 0.0), tuple(range(rank))
     flat = call.ints(1, "pads") if call.has(1) else call.attribute("pads", call["paddings"])
@@ -201,10 +201,10 @@ def _pad(call: Call) -> Tensor:
 @op("DepthToSpace", "SpaceToDepth")
 def _blocks_moved(call: Call) -> Tensor:
     """Pixels of a block are neighbouring channels, or far apart."""
-    x, mode = call.input(), call.one_of("mode", "DCR", "CRD")
+    x, mode = call.x, call.one_of("mode", "DCR", "CRD")
     if x.rank != 4:
         raise call.error("input", x.shape, "has to have 4 dimensions")
-    return call.blocks_moved(x, call["blocksize"], mode == "CRD", call.node.op_type == "SpaceToDepth")
+    return call.blocks_moved(x, call["blocksize"], mode == "CRD", call.kind == "SpaceToDepth")
 
 
 _PLAIN = "Mean", "Sum", "Max", "Min", "Prod"
@@ -215,7 +215,7 @@ _PLAIN = "Mean", "Sum", "Max", "Min", "Prod"
 @op(*(f"Reduce{name}" for name in ("L1", "L2", "SumSquare", "LogSum", "LogSumExp")), limits="floats; constant axes")
 def _reduce(call: Call) -> Tensor:
     """Sums of squares and of powers may overflow 16 bits, so they are computed as float32."""
-    x, named, rank = call.input(), call.node.op_type.removeprefix("Reduce"), call.input().rank
+    x, named, rank = call.x, call.kind.removeprefix("Reduce"), call.x.rank
     given: Sequence[int] | None = call.listed(1, "axes")
     none = not given and call["noop_with_empty_axes"]
     if named not in _PLAIN and (none or not x.type.is_float):
@@ -242,10 +242,10 @@ def _reduce(call: Call) -> Tensor:
 
 def _of_nothing(call: Call, axes: Axes, keeps: bool) -> Tensor:
     """The result of a reduction over no elements. A mean is 0, as in ONNX Runtime."""
-    x, type = call.input(), call.input().type
+    x, type = call.x, call.x.type
     least, most = (-math.inf, math.inf) if type.is_float else (0, 1) if type.name == "bool" else type.bounds
     logarithms = dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), -math.inf)
-    value = {"ReduceMax": least, "ReduceMin": most, "ReduceProd": 1, **logarithms}.get(call.node.op_type, 0)
+    value = {"ReduceMax": least, "ReduceMin": most, "ReduceProd": 1, **logarithms}.get(call.kind, 0)
     kept = tuple(1 if k in axes else size for k, size in enumerate(x.shape) if keeps or k not in axes)
     return call.constant(np.full(kept, value).astype(type.dtype), "nothing")
 
@@ -257,7 +257,7 @@ def _lp_norm(call: Call) -> Tensor:
     if p not in (1, 2):
         raise Unsupported(f"p={p}")
     wide = call.converted(x, x.type.computed.name)
-    norm = call.norm(wide, p, (call.along(x),), True)
+    norm = call.norm(wide, p, (call.along,), True)
     divisor = call.where(call.equal(norm, 0), 1, norm)
     return call.converted(call.div(wide, divisor), x.type.name)
 
@@ -265,7 +265,7 @@ def _lp_norm(call: Call) -> Tensor:
 @op("Upsample", since=7, limits="constant scales")
 @op("Resize", limits="constant scales, sizes and roi")
 def _resize(call: Call) -> Tensor:
-    x, modern = call.input(), call.node.op_type == "Resize" and call.opset >= 11
+    x, modern = call.x, call.kind == "Resize" and call.opset >= 11
     mode = call["mode"]
     coordinates: Any = call["coordinate_transformation_mode"] if modern else "asymmetric"
     nearest: Any = call["nearest_mode"] if modern else "floor"
@@ -314,7 +314,7 @@ def _resampled(call: Call, x: Tensor, made: ops.Resize, wanted: list[_Along]) ->
         return call.constant(np.zeros(shape, x.type.dtype), "empty")
     changed = [k for k in range(rank) if not wanted[k].is_kept(x.shape[k])]
     # Opset 10 rounds up along the axes that shrink.
-    older = made.mode == "nearest" and call.node.op_type == "Resize" and call.opset < 11
+    older = made.mode == "nearest" and call.kind == "Resize" and call.opset < 11
     shrinks = [older and to.scale < 1 for to in wanted]
     if rank == 4 and min(changed, default=2) >= 2 and (len(changed) < 2 or shrinks[2] == shrinks[3]):
         return _sides(call, x, replace(made, nearest="ceil") if any(shrinks) else made, wanted[2], wanted[3])
@@ -352,7 +352,7 @@ def _sides(call: Call, x: Tensor, made: ops.Resize, h: _Along, w: _Along) -> Ten
 
 def _target(call: Call, at: int) -> list[_Along]:
     """Each axis of the result. Axes that the node does not name stay as they are."""
-    shape = call.input().shape
+    shape = call.x.shape
     axes = call.axes(call.attribute("axes", range(len(shape))), len(shape))
     made, given, rois = [_Along(size) for size in shape], _scales(call, axes, at), _rois(call, axes)
     found, ratio = _sizes(call, axes) if given is None else ((), 0.0)
@@ -386,7 +386,7 @@ def _scales(call: Call, axes: Axes, at: int) -> Sequence[float] | None:
             raise call.error("sizes", given, "there are scales too", "give one of them, but not both")
         scales = [float(k) for k in call.array(at, "scales").reshape(-1)]
     if scales is not None:
-        least = 1.0 if call.node.op_type == "Upsample" else 0.0
+        least = 1.0 if call.kind == "Upsample" else 0.0
         if len(scales) != len(axes) or not all(least <= scale < math.inf and scale for scale in scales):
             rule = f"has to hold a finite number for each axis of {axes}, {'1 or more' if least else 'more than 0'}"
             raise call.error("scales", scales, rule)
@@ -396,7 +396,7 @@ def _scales(call: Call, axes: Axes, at: int) -> Sequence[float] | None:
 def _sizes(call: Call, axes: Axes) -> tuple[tuple[int, ...], float]:
     """The sizes, and the scale of all axes if the node keeps the aspect ratio, or 0."""
     sizes, policy = call.ints(3, "sizes"), call.one_of("keep_aspect_ratio_policy", "stretch", *_POLICIES)
-    shape = call.input().shape  # an axis without elements stays one
+    shape = call.x.shape  # an axis without elements stays one
     if len(sizes) != len(axes) or any(size < min(1, shape[k]) for k, size in zip(axes, sizes, strict=True)):
         raise call.error("sizes", sizes, f"has to hold a number of at least 1 for each axis of {axes}")
     if policy == "stretch":

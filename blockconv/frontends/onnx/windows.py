@@ -20,7 +20,7 @@ def _window(call: Call, kernel: Any) -> Window:
     rank = len(kernel)
     if not 1 <= rank <= 3:
         raise Unsupported(f"kernel_shape={tuple(kernel)}: {rank}-D windows")
-    x = call.input()
+    x = call.x
     if x.rank != rank + 2:
         raise call.error("input", x.shape, f"has {x.rank - 2} image dimensions, and the window {kernel} has {rank}")
     given = call.attribute("kernel_shape", kernel)
@@ -45,7 +45,7 @@ def _window(call: Call, kernel: Any) -> Window:
 
 def _image(call: Call, window: Window) -> Shape:
     """The sizes of the images that the windows are in."""
-    return (1, *call.input().shape[2:])[-len(window.kernel) :]
+    return (1, *call.x.shape[2:])[-len(window.kernel) :]
 
 
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
@@ -60,7 +60,7 @@ def _same(auto: str, size: int, kernel: int, stride: int, dilation: int) -> Pair
 @op("Conv", limits="1-D to 3-D; constant weight and bias")
 def conv(call: Call) -> Tensor:
     """A convolution, as a node states it."""
-    return convolution(call, ops.Conv2d(), call.input(), 1, _bias(call))
+    return convolution(call, ops.Conv2d(), call.x, 1, _bias(call))
 
 
 def _bias(call: Call) -> Tensors:
@@ -94,11 +94,11 @@ def _weight(call: Call, at: int, change: Callable[[Any], Any] | None) -> Tensor:
 @op("ConvTranspose", limits="1-D to 3-D; constant weight and bias")
 def _conv_transpose(call: Call) -> Tensor:
     weight = call.array(1, "weight")
-    if call.node.op_type != "ConvTranspose":  # the pads are an operand, before the bias
+    if call.kind != "ConvTranspose":  # the pads are an operand, before the bias
         call.attributes["pads"] = helper.make_attribute("pads", call.ints(2, "pads"))
         del call.inputs[2]
     window = _window(call, weight.shape[2:])
-    x, pads = call.input(), _cut(call, window)
+    x, pads = call.x, _cut(call, window)
     if 0 in _image(call, window):  # a pixel of zeros in place of none adds a stride, which is cut
         sides = zip(pads, window.stride, _image(call, window), strict=True)
         x = call.helper(ops.Pad(((0, 0), (0, 0), *((0, int(size == 0)) for size in x.shape[2:]))), x)
@@ -148,7 +148,7 @@ def pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     only_output(call)
     window = _window(call, call.attribute("kernel_shape", ()))
     sides = zip(_image(call, window), window.kernel, window.stride, window.dilation, window.pads, strict=True)
-    ceil_mode, is_whole = bool(call["ceil_mode"]), call.node.op_type == "QLinearAveragePool"
+    ceil_mode, is_whole = bool(call["ceil_mode"]), call.kind == "QLinearAveragePool"
     reached: Any = tuple(_reached(*side, ceil_mode and is_whole) for side in sides)
     ends = zip(reached, window.pads, window.stride, strict=True)
     missing = [k for k, (now, pads, stride) in enumerate(ends) if now[1] - pads[1] >= stride]
@@ -168,9 +168,9 @@ def pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     return y
 
 
-op("MaxPool", limits="1-D to 3-D; no window of only padding; no indices")(lambda call: pool(call, "max", call.input()))
+op("MaxPool", limits="1-D to 3-D; no window of only padding; no indices")(lambda call: pool(call, "max", call.x))
 op("AveragePool", limits="1-D to 3-D; no window of only padding, unless count_include_pad")(
-    lambda call: average(call, call.input())
+    lambda call: average(call, call.x)
 )
 
 
@@ -202,7 +202,7 @@ def _check_pads(call: Call, window: Window) -> None:
 
 @op("GlobalMaxPool", "GlobalAveragePool", limits="1-D to 3-D")
 def _global_pool(call: Call) -> Tensor:
-    return global_pool(call, "max" if call.node.op_type == "GlobalMaxPool" else "avg_exclude_padding", call.input())
+    return global_pool(call, "max" if call.kind == "GlobalMaxPool" else "avg_exclude_padding", call.x)
 
 
 def global_pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:

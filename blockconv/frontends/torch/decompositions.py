@@ -24,7 +24,7 @@ _KEPT = frozenset(
         *(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)),
         # One op is faster than its parts, here or in PyTorch.
         *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "baddbmm"),
-        *("_log_softmax", "logsumexp", "_fused_rms_norm", "pixel_unshuffle", "im2col", "col2im", "grid_sampler_2d"),
+        *("_log_softmax", "logsumexp", "_fused_rms_norm", "pixel_unshuffle", "im2col", "grid_sampler_2d"),
         *("upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
         "addr",  # whose parts give other strides than its kernel
     }

@@ -55,7 +55,7 @@ def _promoted(call: Call) -> list[Tensor]:
     return _operands(call, name)
 
 
-of_numbers("_to_copy")(lambda call: as_numbers(call, call.input()))
+of_numbers("_to_copy")(lambda call: as_numbers(call, call.x))
 of_numbers("prims.convert_element_type")(lambda call: as_numbers(call, call.input("a")))
 
 
@@ -153,7 +153,7 @@ def _logic(call: Call) -> Tensor:
     return call.binary(kind, *_operands(call, "bool" if family == "logical" else ""))
 
 
-of_numbers("logical_not", "bitwise_not")(lambda call: call.inverted(as_numbers(call, call.input())))
+of_numbers("logical_not", "bitwise_not")(lambda call: call.inverted(as_numbers(call, call.x)))
 
 
 @of_numbers("where")
@@ -164,7 +164,7 @@ def _where(call: Call) -> Tensor:
 
 @of_numbers("clamp", "hardtanh")
 def _clamp(call: Call) -> Tensor:
-    x, ends = as_numbers(call, call.input()), [call.get(k, call.get(f"{k}_val")) for k in ("min", "max")]
+    x, ends = as_numbers(call, call.x), [call.get(k, call.get(f"{k}_val")) for k in ("min", "max")]
     if x.type.is_float and not any(isinstance(end, (Tensor, Constant)) for end in ends):
         return call.clipped(x, *ends)
     return call.clipped(x, *(None if end is None else as_numbers(call, end) for end in ends))
@@ -178,13 +178,13 @@ def _clamp(call: Call) -> Tensor:
 
 @of_numbers("gather")
 def _gather(call: Call) -> Tensor:
-    x = call.input()
-    return call.emit(ops.GatherAt("elements", call.along(x), from_end=False), x, call.input("index"))
+    x = call.x
+    return call.emit(ops.GatherAt("elements", call.along, from_end=False), x, call.input("index"))
 
 
 @of_numbers("index_select")
 def _index_select(call: Call) -> Tensor:
-    x, axis = call.input(), call.along(call.input())
+    x, axis = call.x, call.along
     if isinstance(call["index"], Constant):
         return call.gathered(x, axis, call.array("index").reshape(-1))
     return call.emit(ops.GatherAt("along", axis, from_end=False), x, call.reshape(call.input("index"), (-1,)))
@@ -197,7 +197,7 @@ of_numbers("embedding")(
 
 def flow_indices(call: Call, given: list[tuple[int, Value]]) -> Tensor:
     """The elements at indices of some axes, (axis, indices). Indices broadcast together, and may be negative."""
-    x, indices = call.input(), [(axis, call.tensor(value)) for axis, value in given]
+    x, indices = call.x, [(axis, call.tensor(value)) for axis, value in given]
     (axis, index), *others = indices
     if not others and index.type.name in ("int64", "int32"):
         return call.emit(ops.GatherAt("along", axis), x, index)
@@ -226,7 +226,7 @@ def _check_updated(x: Tensor, indices: Tensor, kind: ScatterKind) -> None:
 @of_numbers("scatter", "scatter_add", "scatter_reduce")
 def _scatter(call: Call) -> Tensor:
     """The last update of an element stays. PyTorch promises no order."""
-    x, indices = call.input(), call.input("index")
+    x, indices = call.x, call.input("index")
     kinds: dict[str, ScatterKind] = {"add": "add", "sum": "add", "mean": "add", "multiply": "mul", "prod": "mul"}
     kinds |= {"amax": "max", "amin": "min", "none": "none"}
     named = call.get("reduce", "add" if call.kind == "scatter_add" else "none")
@@ -236,7 +236,7 @@ def _scatter(call: Call) -> Tensor:
         updates = updates if size == have else call.helper(ops.Slice(axis, 0, size), updates)
 
     def scattered(x: Tensor, kind: ScatterKind, updates: Tensor) -> Tensor:
-        made = ops.ScatterAt("elements", call.along(x), kind, from_end=False)
+        made = ops.ScatterAt("elements", call.along, kind, from_end=False)
         return call.emit(made, x, indices, updates)
 
     def filled(number: float, shape: Sequence[int]) -> Tensor:
@@ -258,7 +258,7 @@ def _scatter(call: Call) -> Tensor:
 @of_numbers("index_put")
 def _put(call: Call) -> Tensor:
     """One value where a mask is true, or values at indices of some axes, as `flow_indices` reads them."""
-    x, values = call.input(), as_numbers(call, call["values"])
+    x, values = call.x, as_numbers(call, call["values"])
     given = [(axis, call.tensor(value)) for axis, value in enumerate(call["indices"]) if value is not None]
     kind: ScatterKind = "add" if call["accumulate"] else "none"
     if [index.type.name for _, index in given] == ["bool"] and values.elements == 1 and kind == "none":
@@ -280,7 +280,7 @@ def _put(call: Call) -> Tensor:
 
 def reduced_axes(call: Call) -> Axes:
     """The axes of a reduction, sorted: all if none is named. Raises Unsupported for axes without elements."""
-    shape, rank, given = call.input().shape, call.input().rank, call.get("dim")
+    shape, rank, given = call.x.shape, call.x.rank, call.get("dim")
     named = [given] if isinstance(given, int) else given or range(rank)
     axes = {call.axis(axis, rank) for axis in named} if rank else ()  # PyTorch takes dim=0 of a number, too
     if any(shape[axis] == 0 for axis in axes):
@@ -293,14 +293,12 @@ def reduced(call: Call, x: Tensor, kind: str) -> Tensor:
     return call.reduced(x, kind, reduced_axes(call), call.get("keepdim", False))
 
 
-of_numbers("sum", "prod", "mean")(lambda call: reduced(call, as_numbers(call, call.input()), call.kind))
-of_numbers("amin")(lambda call: reduced(call, call.input(), "min"))
-of_numbers("any")(
-    lambda call: call.converted(reduced(call, as_numbers(call, call.input(), "bool"), "max"), call.result)
-)
+of_numbers("sum", "prod", "mean")(lambda call: reduced(call, as_numbers(call, call.x), call.kind))
+of_numbers("amin")(lambda call: reduced(call, call.x, "min"))
+of_numbers("any")(lambda call: call.converted(reduced(call, as_numbers(call, call.x, "bool"), "max"), call.result))
 
 
-op("logsumexp")(lambda call: call.log_sum_exp(call.input(), reduced_axes(call), call["keepdim"]))
+op("logsumexp")(lambda call: call.log_sum_exp(call.x, reduced_axes(call), call["keepdim"]))
 
 
 @of_numbers("max", "min")
@@ -308,7 +306,7 @@ def _extreme(call: Call) -> Value:
     """The maximum or minimum of all elements, of two tensors, or along one axis, with its indices if they are read."""
     if "other" in call.arguments:
         return _binary(call)
-    y = reduced(call, call.input(), call.kind)
+    y = reduced(call, call.x, call.kind)
     if "dim" not in call.arguments:
         return y
     return [y, _top_one(call) if call.reads(1) else None]
@@ -317,7 +315,7 @@ def _extreme(call: Call) -> Value:
 @of_numbers("argmax", "argmin")
 def _top_one(call: Call) -> Tensor:
     """The index of the first of equal elements, and of the first NaN, if there is one."""
-    x, rank, dim = call.input(), call.input().rank, call.get("dim")
+    x, rank, dim = call.x, call.x.rank, call.get("dim")
     if x.type.name not in (*_COUNTED, "bool") and not x.type.is_float:
         raise Unsupported(f"of {x.type}")
     axis = 0 if dim is None else call.axis(dim, rank)
@@ -337,7 +335,7 @@ def _ordered(call: Call) -> list[Tensor]:
     A NaN is the largest of floats, as in PyTorch. The kernel inserts each element into those before it, so lines that
     it sorts have to be short.
     """
-    x, axis = call.input(), call.along(call.input())
+    x, axis = call.x, call.along
     size = x.shape[axis] if x.shape else 0
     count, descending = call.get("k", size), call.get("largest", call.get("descending"))
     turns = x.type.is_float and not descending  # from the other end of the descending order
@@ -352,5 +350,5 @@ def _ordered(call: Call) -> list[Tensor]:
 
 @of_numbers("cumsum", "cumprod")
 def _cumulative(call: Call) -> Tensor:
-    x = as_numbers(call, call.input())
-    return call.emit(ops.Scan(call.along(x), "add" if call.kind == "cumsum" else "mul"), x)
+    x = as_numbers(call, call.x)
+    return call.emit(ops.Scan(call.along, "add" if call.kind == "cumsum" else "mul"), x)

@@ -54,14 +54,14 @@ def _takes_x_alone(name: str) -> bool:
 for _name in (*ACTIVATIONS, *FUNCTIONS):
     if _name not in OPS and _takes_x_alone(_name):
         op(_name)(lowered(lambda call, x, name=_name: call.apply(name, x)))
-op("leaky_relu")(lambda call: call.apply(("leaky_relu", call["negative_slope"]), call.input()))
-op("celu")(lambda call: call.apply(("celu", call["alpha"]), call.input()))
-op("gelu")(lambda call: call.gelu(call.input(), call["approximate"] == "tanh"))
+op("leaky_relu")(lambda call: call.apply(("leaky_relu", call["negative_slope"]), call.x))
+op("celu")(lambda call: call.apply(("celu", call["alpha"]), call.x))
+op("gelu")(lambda call: call.gelu(call.x, call["approximate"] == "tanh"))
 
 
 @op("softplus")
 def _softplus(call: Call) -> Tensor:
-    x, beta = call.input(), float(call["beta"])
+    x, beta = call.x, float(call["beta"])
     if call["threshold"] < 20:  # above it PyTorch gives x, which differs from softplus by exp(-threshold)
         raise Unsupported(f"threshold={call['threshold']}")
     y = call.apply("softplus", call.scaled(x, beta))
@@ -74,12 +74,12 @@ def _elu(call: Call) -> Tensor:
     alpha, scale, of_input = (float(call[name]) for name in ("alpha", "scale", "input_scale"))
     if of_input != 1:
         raise Unsupported(f"input_scale={of_input}")
-    return call.elu(call.input(), alpha, scale)
+    return call.elu(call.x, alpha, scale)
 
 
 @op("_prelu_kernel")
 def _prelu(call: Call) -> Tensor:
-    x, slope = call.input(), call.array("weight")
+    x, slope = call.x, call.array("weight")
     return call.leaky(x, slope.reshape(-1, *(1,) * (x.rank - 2)) if slope.ndim == 1 < x.rank else slope)
 
 
@@ -102,7 +102,7 @@ def _pow(call: Call) -> Tensor:
 def _batch_norm(call: Call) -> Value:
     if call.get("training"):
         raise call.in_training("training mode, whose statistics are the batch's")
-    x = call.input()
+    x = call.x
     mean, variance = (call.array(f"running_{what}").astype(np.float64) for what in ("mean", "var"))
     scale, bias = _factors(call)
     scale = scale * (1 / np.sqrt(variance + call["eps"]))
@@ -123,7 +123,7 @@ def _activation_backward(call: Call) -> Tensor:
 
 @op("hardtanh_backward")
 def _clipped_gradient(call: Call) -> Tensor:
-    x, grad = call.input(), call.input("grad_output")
+    x, grad = call.x, call.input("grad_output")
     inside = call.binary("and", call.binary("greater", x, call["min_val"]), call.less(x, call["max_val"]))
     return call.emit(ops.Where(), inside, grad, call.constant(np.zeros((), grad.type.dtype), "number"))
 
@@ -131,7 +131,7 @@ def _clipped_gradient(call: Call) -> Tensor:
 @op("blockconv.batch_norm")
 def _training_norm(call: Call) -> Value:
     """(output, mean, inverse, updated running mean and variance)."""
-    x, kind, names = call.input(), call.input().type.computed.name, ("running_mean", "running_var")
+    x, kind, names = call.x, call.x.type.computed.name, ("running_mean", "running_var")
     running, residual = [call[name] for name in names if call[name] is not None], call["residual"]
     bounds = call["low"], call["high"]
     made = ops.BatchNorm(call["eps"], call["momentum"], len(running) == 2, residual is not None, *bounds)
@@ -146,7 +146,7 @@ def _training_norm(call: Call) -> Value:
 
 @op("blockconv.batch_norm_backward", "native_batch_norm_backward")
 def _training_norm_backward(call: Call) -> Value:
-    x, (grad, *others) = call.input(), (call.get(a, call.get(b)) for a, b in _KNOWN)
+    x, (grad, *others) = call.x, (call.get(a, call.get(b)) for a, b in _KNOWN)
     if x.rank != 4 or not call.get("train", True):
         raise Unsupported("other statistics than the batch's" if x.rank == 4 else f"{x.rank} dimensions")
     made = ops.BatchNormBackward(call.get("low", -math.inf), call.get("high", math.inf))
@@ -192,7 +192,7 @@ class _Groups(NamedTuple):
     @classmethod
     def of(cls, call: Call) -> _Groups:
         """Read a node."""
-        x, sizes = call.input(), call.get("normalized_shape")
+        x, sizes = call.x, call.get("normalized_shape")
         if sizes is None:
             groups = call["group"]
             shape: Shape = (*x.shape[:2], 1, math.prod(x.shape[2:])) if x.rank != 4 else x.shape
@@ -203,7 +203,7 @@ class _Groups(NamedTuple):
 
 @op("native_group_norm", "native_layer_norm")
 def _group_norm(call: Call) -> Value:
-    x, at = call.input(), _Groups.of(call)
+    x, at = call.x, _Groups.of(call)
     if not any(isinstance(call.get(name), Tensor) for name in ("weight", "bias")) and not call.reads(1):
         if (sizes := call.get("normalized_shape")) is not None:
             return [call.normalise_rows(x, x.rank - len(sizes), *_factors(call), call["eps"]), None, None]
@@ -216,7 +216,7 @@ def _group_norm(call: Call) -> Value:
 
 @op("native_group_norm_backward", "native_layer_norm_backward")
 def _group_norm_backward(call: Call) -> Value:
-    x, at = call.input(), _Groups.of(call)
+    x, at = call.x, _Groups.of(call)
     image, grad = (call.reshape(one, at.shape) for one in (x, call.input("grad_out")))
     kind, shape = x.type.computed.name, (at.shape[0], at.groups)
     known = [call.reshape(call.converted(call.input(name), kind), shape) for name in ("mean", "rstd")]
@@ -228,7 +228,7 @@ def _group_norm_backward(call: Call) -> Value:
 
 @op("_fused_rms_norm")
 def _rms_norm(call: Call) -> Value:
-    x = call.input()
+    x = call.x
     axis, epsilon = x.rank - len(call["normalized_shape"]), call["eps"]
     epsilon = np.finfo(x.type.computed.dtype).eps if epsilon is None else epsilon
     return [call.normalise_rows(x, axis, *_factors(call), epsilon, centred=False), None]
@@ -237,7 +237,7 @@ def _rms_norm(call: Call) -> Value:
 @op("_native_batch_norm_legit")
 def _instance_norm(call: Call) -> Value:
     """A batch norm by the batch's statistics. PyTorch writes `instance_norm` as one of an image with all channels."""
-    x = call.input()
+    x = call.x
     if call.get("running_mean") is not None or not call["training"]:
         raise call.in_training("training mode, whose statistics are the batch's")
     if x.shape[0] == 1:
@@ -256,24 +256,24 @@ def _factors(call: Call) -> tuple[Array, Array]:
 
 @op("_softmax", "_safe_softmax", "_log_softmax")
 def _softmax(call: Call) -> Tensor:
-    x = call.input()
+    x = call.x
     if call.get("half_to_float") or call.get("dtype") is not None:
         raise Unsupported("a change of type")
     how = call.kind == "_safe_softmax", call.kind.endswith("log_softmax")
-    return call.emit(ops.Softmax(call.along(x), *how), x)
+    return call.emit(ops.Softmax(call.along, *how), x)
 
 
 @op("linalg_vector_norm")
 def _norm(call: Call) -> Tensor:
     """Sums of 16-bit floats are of float32, as in PyTorch."""
-    order, x = float(call["ord"]), as_numbers(call, call.input())
+    order, x = float(call["ord"]), as_numbers(call, call.x)
     x = call.converted(x, x.type.computed.name)
     return call.converted(call.norm(x, order, reduced_axes(call), call["keepdim"]), call.result)
 
 
 @op("var", "var_mean")
 def _variance(call: Call) -> Value:
-    x, axes, keep = call.input(), reduced_axes(call), bool(call.get("keepdim", False))
+    x, axes, keep = call.x, reduced_axes(call), bool(call.get("keepdim", False))
     count = math.prod(x.shape[axis] for axis in axes)
     more = count - (1 if call.get("correction") is None else call["correction"])
     if x.type.is_half or more <= 0:
@@ -288,7 +288,7 @@ def _variance(call: Call) -> Value:
 
 @of_numbers("amax")
 def _amax(call: Call) -> Tensor:
-    x, axes = call.input(), reduced_axes(call)
+    x, axes = call.x, reduced_axes(call)
     if x.rank != 4 or axes != (2, 3) or not x.type.is_float:
         return reduced(call, x, "max")
     y = call.emit(ops.Pool2d("max"), x)
@@ -309,11 +309,11 @@ def _product(call: Call) -> Tensor:
     if call.kind in ("mm", "addmm") and isinstance(matrix, Constant):
         y = call.product(ops.Conv2d(), x, call.parameter(b, lambda w: w.T[:, :, None, None]), None)
     elif call.kind == "addmm" and _is_linear(call):
-        return _linear(call, x, call.tensor(call.reader.values[turned.args[0]]), call.input())
+        return _linear(call, x, call.tensor(call.reader.values[turned.args[0]]), call.x)
     else:
         y = call.multiplied(x, call.input(b))
     y, beta = call.scaled(y, call.get("alpha", 1)), call.get("beta", 0)
-    return y if beta == 0 else call.add(y, call.scaled(call.input(), beta))
+    return y if beta == 0 else call.add(y, call.scaled(call.x, beta))
 
 
 def _linear(call: Call, x: Tensor, wei: Tensor, bias: Tensor) -> Tensor:
@@ -326,7 +326,7 @@ def _linear(call: Call, x: Tensor, wei: Tensor, bias: Tensor) -> Tensor:
 
 def _is_linear(call: Call) -> bool:
     """Whether a product is one of many rows by the transpose of a matrix, plus a vector."""
-    is_plain = (call["alpha"], call["beta"]) == (1, 1) and call.input().shape == call.input("mat2").shape[1:]
+    is_plain = (call["alpha"], call["beta"]) == (1, 1) and call.x.shape == call.input("mat2").shape[1:]
     return is_plain and call.input("mat1").shape[0] >= MANY and kind_of(call.node.args[2]) == "aten.permute"
 
 
@@ -354,7 +354,7 @@ _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 @op("lstm", "gru")
 def _recurrent(call: Call) -> list[Tensor]:
     """All layers: the hidden values of each step, the last ones of each layer, and an LSTM's last cells."""
-    name, x = call.kind, call.input()
+    name, x = call.kind, call.x
     if "batch_sizes" in call.arguments or (call["train"] and call["dropout"]):
         raise Unsupported("packed sequences" if "batch_sizes" in call.arguments else "dropout")
     reverse = (False, True)[: 1 + call["bidirectional"]]

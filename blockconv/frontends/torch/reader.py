@@ -96,7 +96,7 @@ of_numbers = functools.partial(op, types=NUMBERS)
 
 def lowered(lower: Callable[..., Tensor]) -> Translator:
     """A translator that is a formula of the node's first operand. lower: a method of `Call`."""
-    return lambda call: lower(call, call.input())
+    return lambda call: lower(call, call.x)
 
 
 def hint(size: Any) -> int:
@@ -424,9 +424,14 @@ class Call(Translation):
         """An argument that only some overloads have."""
         return self.arguments.get(argument, default)
 
-    def input(self, argument: str = "self") -> Tensor:
+    @property
+    def x(self) -> Tensor:
+        """The argument `self` or `input` as a tensor of the network."""
+        return self.input("self" if "self" in self.arguments else "input")
+
+    def input(self, argument: str) -> Tensor:
         """An argument as a tensor of the network, also where it is a constant."""
-        return self.tensor(self.arguments.get(argument, self.arguments.get("input")))
+        return self.tensor(self.get(argument))
 
     def tensor(self, value: Value) -> Tensor:
         """A value as a tensor of the network."""
@@ -460,9 +465,10 @@ class Call(Translation):
         """An axis, counted from the front."""
         return value % max(1, rank)
 
-    def along(self, x: Tensor) -> int:
-        """The axis of x that the node names, counted from the front."""
-        return self.axis(self["dim"], x.rank)
+    @property
+    def along(self) -> int:
+        """The axis of `x` that the node names, counted from the front."""
+        return self.axis(self["dim"], self.x.rank)
 
 
 def needed(nodes: Iterable[FxNode], outputs: Iterable[FxNode]) -> list[Any]:

@@ -18,21 +18,21 @@ from blockconv.network.ops.rule import Tensor
 def _view(call: Call) -> Tensor:
     if "dtype" in call.arguments:
         raise Unsupported("bits as another type")
-    x, shape = call.input(), tuple(map(int, call["size"]))
+    x, shape = call.x, tuple(map(int, call["size"]))
     rest = math.prod(size for size in shape if size != -1)
     return call.reshape(x, tuple(x.elements // max(1, rest) if size == -1 else size for size in shape))
 
 
 @of_numbers("unsqueeze")
 def _unsqueeze(call: Call) -> Tensor:
-    x = call.input()
+    x = call.x
     at = call["dim"] % (x.rank + 1)
     return call.reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
 
 @of_numbers("squeeze")
 def _squeeze(call: Call) -> Tensor:
-    x, rank = call.input(), call.input().rank
+    x, rank = call.x, call.x.rank
     given = call.get("dim", range(rank))
     gone = {call.axis(axis, rank) for axis in ([given] if isinstance(given, int) else given)}
     return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if size != 1 or i not in gone))
@@ -40,7 +40,7 @@ def _squeeze(call: Call) -> Tensor:
 
 @of_numbers("expand")
 def _expand(call: Call) -> Tensor:
-    x = call.input()
+    x = call.x
     new = len(call["size"]) - x.rank
     shape = tuple(x.shape[i - new] if size == -1 else size for i, size in enumerate(call["size"]))
     return call.expanded(x, shape)
@@ -48,14 +48,14 @@ def _expand(call: Call) -> Tensor:
 
 @of_numbers("repeat")
 def _repeat(call: Call) -> Tensor:
-    x, counts = call.input(), tuple(call["repeats"])
+    x, counts = call.x, tuple(call["repeats"])
     return call.repeated(call.reshape(x, (1,) * (len(counts) - x.rank) + x.shape), counts)
 
 
 @of_numbers("index")
 def _index(call: Call) -> Tensor:
     """Elements at indices of one axis or several. Constant ones are gathered axis by axis, where each varies alone."""
-    x, given = call.input(), [(axis, value) for axis, value in enumerate(call["indices"]) if value is not None]
+    x, given = call.x, [(axis, value) for axis, value in enumerate(call["indices"]) if value is not None]
     first, known = given[0][0], all(isinstance(value, Constant) for _, value in given)
     arrays = [np.asarray(value.array) for _, value in given] if known else []
     if not {array.dtype.name for array in arrays} <= {"int64", "int32"}:
@@ -73,7 +73,7 @@ def _index(call: Call) -> Tensor:
 
 @of_numbers("diagonal")
 def _diagonal(call: Call) -> Tensor:
-    x, rank, offset = call.input(), call.input().rank, call["offset"]
+    x, rank, offset = call.x, call.x.rank, call["offset"]
     last = [call.axis(call[name], rank) for name in ("dim1", "dim2")]
     others = [axis for axis in range(rank) if axis not in last]
     h, w = (x.shape[axis] for axis in last)
@@ -85,7 +85,7 @@ def _diagonal(call: Call) -> Tensor:
 @of_numbers("flip", "roll")
 def _turn(call: Call) -> Tensor:
     """Without axes, a roll is of all elements in their order."""
-    given = call.input()
+    given = call.x
     x = given if call["dims"] or call.kind == "flip" else call.reshape(given, (given.elements,))
     shifts = call.get("shifts", (None,) * len(call["dims"]))
     for axis, shift in zip(call["dims"] or (0,) * len(shifts), shifts, strict=True):
@@ -101,8 +101,8 @@ def _scatter(call: Call) -> Tensor:
 
     With a step, a gather takes each element from the value or from the part.
     """
-    x = call.input()
-    part, axis = as_numbers(call, call["src"], x.type.name), call.along(x)
+    x = call.x
+    part, axis = as_numbers(call, call["src"], x.type.name), call.along
     size = x.shape[axis]
     taken = range(size)[slice(call["start"], call["end"], call["step"])]
     if not taken:
@@ -119,7 +119,7 @@ def _scatter(call: Call) -> Tensor:
 
 @of_numbers("copy")
 def _copy(call: Call) -> Tensor:
-    x = call.input()
+    x = call.x
     return call.expanded(as_numbers(call, call["src"], x.type.name), x.shape)
 
 
@@ -129,11 +129,11 @@ def _filled(call: Call) -> Value:
     if call.reader.fake:
         return stand_in(call.node, constant=True)
     dtype = call.node.meta["val"].dtype
-    return Constant(torch.full(call.input().shape, call["fill_value"], dtype=dtype, device="cpu"), call.node.name)
+    return Constant(torch.full(call.x.shape, call["fill_value"], dtype=dtype, device="cpu"), call.node.name)
 
 
 of_numbers("permute")(
-    lambda call: call.transposed(call.input(), [call.axis(axis, len(call["dims"])) for axis in call["dims"]])
+    lambda call: call.transposed(call.x, [call.axis(axis, len(call["dims"])) for axis in call["dims"]])
 )
 
 
@@ -145,14 +145,14 @@ def _cat(call: Call) -> Tensor:
 
 @of_numbers("slice")
 def _slice(call: Call) -> Tensor:
-    x, axis = call.input(), call.along(call.input())
+    x, axis = call.x, call.along
     taken = range(x.shape[axis])[slice(call["start"], call["end"], call["step"])]
     if not taken:
         raise Unsupported("an empty tensor")
     return call.part(x, axis, taken.start, len(taken), taken.step)
 
 
-of_numbers("select")(lambda call: call.gathered(call.input(), call.along(call.input()), np.asarray(call["index"])))
+of_numbers("select")(lambda call: call.gathered(call.x, call.along, np.asarray(call["index"])))
 
 
 @of_numbers("split_with_sizes")
@@ -160,28 +160,28 @@ def _split(call: Call) -> list[Tensor]:
     sizes = call["split_sizes"]
     if 0 in sizes:
         raise Unsupported("an empty tensor")
-    return call.split(call.input(), call.along(call.input()), sizes)
+    return call.split(call.x, call.along, sizes)
 
 
-op("constant_pad_nd")(lambda call: call.bordered(call.input(), _pads(call, call["pad"]), float(call["value"])))
+op("constant_pad_nd")(lambda call: call.bordered(call.x, _pads(call, call["pad"]), float(call["value"])))
 
 
 @op(*(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)))
 def _pad_of_pixels(call: Call) -> Tensor:
     mode = "reflect" if "reflection" in call.kind else "edge"
-    return call.padded(call.input(), _pads(call, call["padding"]), mode)
+    return call.padded(call.x, _pads(call, call["padding"]), mode)
 
 
 def _pads(call: Call, flat: Sequence[int]) -> tuple[Pair, ...]:
     """(before, after) of each axis; PyTorch begins with the last one."""
     last = [*zip(flat[::2], flat[1::2], strict=True)][::-1]
-    return ((0, 0),) * (call.input().rank - len(last)) + tuple((int(a), int(b)) for a, b in last)
+    return ((0, 0),) * (call.x.rank - len(last)) + tuple((int(a), int(b)) for a, b in last)
 
 
 @of_numbers("as_strided")
 def _as_strided(call: Call) -> Tensor:
     """No op, if only strides of axes of size 1 change. Tracing adds such nodes after a mean of channels_last."""
-    x, size = call.input(), tuple(map(int, call["size"]))
+    x, size = call.x, tuple(map(int, call["size"]))
     traced = [node.meta["val"] for node in (call.node.args[0], call.node)]
     before, after = ([hint(stride) for stride in value.stride()] for value in traced)
     changed = any(n > 1 and a != b for n, a, b in zip(size, before, after, strict=False))
@@ -192,13 +192,13 @@ def _as_strided(call: Call) -> Tensor:
 
 @of_numbers("sym_size", "sym_numel")
 def _sym_size(call: Call) -> int:
-    shape = call.input().shape
+    shape = call.x.shape
     return math.prod(shape) if call.kind == "sym_numel" else shape[call["dim"]]
 
 
 @of_numbers("clone", "alias", "detach", "lift_fresh_copy", "native_dropout")
 def _identity(call: Call) -> Value:
-    x = call.input()
+    x = call.x
     if call.get("train"):
         raise call.in_training("training mode")
     return [x, None] if call.kind == "native_dropout" else x

@@ -8,7 +8,8 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from blockconv.core.checks import Pair, Shape
+from blockconv.core.checks import Shape
+from blockconv.core.types import Array
 from blockconv.frontends.torch.reader import Call, Value, arguments_of, of_numbers, op
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
@@ -18,7 +19,7 @@ from blockconv.network.sampling import Outside, Sampling, sampled
 
 @op("convolution", "blockconv.conv2d")
 def _convolution(call: Call) -> Tensor:
-    x, transposed = call.input(), bool(call.get("transposed"))
+    x, transposed = call.x, bool(call.get("transposed"))
     flows = isinstance(call["weight"], Tensor)
     weight: Any = call["weight"] if flows else call.array("weight")
     rank = len(weight.shape) - 2
@@ -117,7 +118,7 @@ def _pool(call: Call) -> tuple[ops.Pool2d, volumes.Window]:
 
 @op("max_pool2d_with_indices", "max_pool3d_with_indices", "blockconv.max_pool2d")
 def _max_pool(call: Call) -> Value:
-    x, (made, window) = call.input(), _pool(call)
+    x, (made, window) = call.x, _pool(call)
     if window.rank == 2 and x.rank == 4 and call.reads(1):
         y = call.emit(ops.MaxPool2dIndices(window.within(made)), x)
         return [y, call.emit(ops.FurtherResult(0, None, "int64"), y)]
@@ -127,12 +128,12 @@ def _max_pool(call: Call) -> Value:
 @op("avg_pool2d", "avg_pool3d", "blockconv.avg_pool2d")
 def _avg_pool(call: Call) -> Tensor:
     made, window = _pool(call)
-    return volumes.pool(call, made, call.input(), window)
+    return volumes.pool(call, made, call.x, window)
 
 
 @of_numbers("max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward")
 def _pool_backward(call: Call) -> Tensor:
-    x, grad = call.input(), call.input("grad_output")
+    x, grad = call.x, call.input("grad_output")
     if x.rank != 4:
         raise Unsupported(f"{x.rank} dimensions")
     of: Any = ops.AdaptivePool2d((grad.shape[2], grad.shape[3]))
@@ -145,7 +146,7 @@ def _pool_backward(call: Call) -> Tensor:
 
 @op("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "blockconv.adaptive_avg_pool2d")
 def _adaptive_avg_pool(call: Call) -> Tensor:
-    x, size, rank = call.input(), tuple(call["output_size"]), 3 if "3d" in call.kind else 2
+    x, size, rank = call.x, tuple(call["output_size"]), 3 if "3d" in call.kind else 2
     made, image = ops.AdaptivePool2d(_sides(size[-2:])), volumes.as_images(call, x, rank)
     y = volumes.pooled(call, made, image, size[0]) if rank == 3 else call.emit(made, image)
     return volumes.as_given(call, y, x, rank)
@@ -153,7 +154,7 @@ def _adaptive_avg_pool(call: Call) -> Tensor:
 
 @op("adaptive_max_pool2d")
 def _adaptive_max_pool(call: Call) -> Value:
-    x = call.input()
+    x = call.x
     image = volumes.as_images(call, x, 2)
     size = _sides(call["output_size"])
     for axis, out in ((2, size[0]), (3, size[1])):
@@ -168,7 +169,7 @@ def _adaptive_max_pool(call: Call) -> Value:
 
 def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefer_floor", **more: Any) -> Tensor:
     """Scales that the model gives decide where pixels are read; sizes have the scale out / in."""
-    x, size, rank = call.input(), call.get("output_size"), call.input().rank - 2
+    x, size, rank = call.x, call.get("output_size"), call.x.rank - 2
     if "scale_factors" in call.arguments:  # overload .vec
         scales = call["scale_factors"] or (None,) * rank
     else:
@@ -248,76 +249,49 @@ def _smooth(call: Call) -> Tensor:
 def _grid_sampler(call: Call) -> Tensor:
     mode, outside = ("linear", "nearest", "cubic")[call["interpolation_mode"]], get_args(Outside)[call["padding_mode"]]
     how = Sampling(mode, outside, bool(call["align_corners"]))  # type: ignore[arg-type]
-    return sampled(call, call.input(), call.input("grid"), how)
+    return sampled(call, call.x, call.input("grid"), how)
 
 
-def _windowed(call: Call, x: Tensor, axis: int, size: int, step: int, dilation: int = 1) -> Tensor:
-    """An axis as two: the windows of `size` elements, and what is in each."""
-    count = (x.shape[axis] - dilation * (size - 1) - 1) // step + 1
-    return call.gathered(x, axis, step * np.arange(count)[:, None] + dilation * np.arange(size))
+def _taps(extent: int, size: int, step: int, dilation: int = 1) -> Array:
+    """The places that the windows of `size` elements read along an axis, a row for each window."""
+    count = (extent - dilation * (size - 1) - 1) // step + 1
+    return step * np.arange(count)[:, None] + dilation * np.arange(size)
 
 
 @of_numbers("unfold")
 def _unfold(call: Call) -> Tensor:
-    x = call.input()
+    x = call.x
     axis, rank = call.axis(call["dimension"], x.rank), x.rank
     order = (*range(axis + 1), *range(axis + 2, rank + 1), axis + 1)
-    return call.transposed(_windowed(call, x, axis, call["size"], call["step"]), order)
+    return call.transposed(call.gathered(x, axis, _taps(x.shape[axis], call["size"], call["step"])), order)
 
 
 @op("im2col")
 def _im2col(call: Call) -> Tensor:
     """The windows of an image as columns, a row for each channel and tap."""
-    x = call.input()
-    size, step, dilation, pads = (_sides(call[name]) for name in ("kernel_size", "stride", "dilation", "padding"))
-    n, c, kh, kw, oh, ow = (y := _windows(call, volumes.as_images(call, x, 2), size, step, pads, dilation)).shape
-    return call.reshape(y, (n, c * kh * kw, oh * ow)[4 - x.rank :])
-
-
-@op("col2im")
-def _col2im(call: Call) -> Tensor:
-    """The sums of columns, where the windows of an image overlap: each column is added to its pixels, tap by tap."""
-    x = call.input()
-    names = "output_size", "kernel_size", "stride", "dilation", "padding"
-    (h, w), size, step, dilation, pads = (_sides(call[name]) for name in names)
-    padded, taps = (h + 2 * pads[0], w + 2 * pads[1]), size[0] * size[1]
-    ends = [(padded[k] - dilation[k] * (size[k] - 1) - 1) // step[k] + 1 for k in range(2)]
-    rows, columns = (
-        dilation[k] * np.arange(size[k])[:, None] + step[k] * np.arange(ends[k]) for k in range(2)
-    )  # (taps, windows)
-    offsets = rows[:, None, :, None] * padded[1] + columns[:, None]  # (KH, KW, OH, OW)
-    n, c = (1, *x.shape)[-3], x.shape[-2] // taps
-    parts = call.transposed(call.reshape(x, (n, c, taps, -1)), (2, 3, 0, 1))
-    zeros = call.constant(np.zeros((padded[0] * padded[1], n * c), x.type.dtype), "zeros")
-    at = call.constant(offsets.reshape(-1).astype(np.int64), "offsets")
-    y = call.helper(ops.ScatterAt("along", 0, "add"), zeros, at, call.reshape(parts, (at.shape[0], n * c)))
-    y = call.transposed(call.reshape(y, (*padded, n, c)), (2, 3, 0, 1))
-    for axis, (extent, first) in enumerate(zip((h, w), pads, strict=True), start=2):
-        y = call.helper(ops.Slice(axis, first, extent), y) if first else y
-    return call.reshape(y, (n, c, h, w)[3 - x.rank :])
-
-
-def _windows(call: Call, x: Tensor, size: Pair, step: Pair, pads: Pair, dilation: Pair) -> Tensor:
-    """The windows of (N, C, H, W): (N, C, KH, KW, OH, OW)."""
+    x, image = call.x, volumes.as_images(call, call.x, 2)
+    names = "padding", "kernel_size", "stride", "dilation"
+    pads, *windows = (_sides(call[name]) for name in names)
     if any(pads):
-        x = call.helper(ops.Pad(((0, 0), (0, 0), *((p, p) for p in pads)), 0.0), x)
-    if size == step == (1, 1):
-        return call.reshape(x, (*x.shape[:2], 1, 1, *x.shape[2:]))
-    for axis in (3, 2):
-        k = axis - 2
-        x = _windowed(call, x, axis, size[k], step[k], dilation[k])
-    return call.transposed(x, (0, 1, 3, 5, 2, 4))
+        image = call.helper(ops.Pad(((0, 0), (0, 0), *((p, p) for p in pads)), 0.0), image)
+    taps = [_taps(*side) for side in zip(image.shape[2:], *windows, strict=True)]
+    for axis, places in enumerate(taps, 2):
+        image = call.gathered(image, axis, places.reshape(-1))
+    (oh, kh), (ow, kw) = (places.shape for places in taps)
+    n, c = image.shape[:2]
+    y = call.transposed(call.reshape(image, (n, c, oh, kh, ow, kw)), (0, 1, 3, 5, 2, 4))
+    return call.reshape(y, (n, c * kh * kw, oh * ow)[4 - x.rank :])
 
 
 @op("channel_shuffle")
 def _channel_shuffle(call: Call) -> Tensor:
     """Of (N, C, *): axes after the channels are one, if they are not H and W."""
-    x = call.input()
+    x = call.x
     image = x if x.rank == 4 else call.reshape(x, (*x.shape[:2], 1, math.prod(x.shape[2:])))
     return call.reshape(call.emit(ops.Shuffle(call["groups"]), image), x.shape)
 
 
-op("pixel_shuffle")(lambda call: call.blocks_moved(call.input(), call["upscale_factor"]))
+op("pixel_shuffle")(lambda call: call.blocks_moved(call.x, call["upscale_factor"]))
 
 
-op("pixel_unshuffle")(lambda call: call.blocks_moved(call.input(), call["downscale_factor"], inverse=True))
+op("pixel_unshuffle")(lambda call: call.blocks_moved(call.x, call["downscale_factor"], inverse=True))
