@@ -122,7 +122,8 @@ def checked_shape(op: str, name: str, shape: Sequence[int]) -> Shape:
     return sizes
 
 
-Shape = Annotated[tuple[int, ...], checked_shape]
+Axes = tuple[int, ...]
+Shape = Annotated[Axes, checked_shape]
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]  # ((top, bottom), (left, right))
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.checks import (
+    Axes,
     Natural,
     Pair,
     Positive,
@@ -396,7 +397,7 @@ class TransposeProblem(OpProblem):
 
     op = "transpose"
     shape: Shape
-    perm: tuple[int, ...]
+    perm: Axes
 
     def check(self) -> None:
         if sorted(self.perm) != list(range(len(self.shape))):
@@ -413,7 +414,7 @@ class ReduceMeanProblem(OpProblem):
 
     op = "reduce_mean"
     shape: Shape
-    axes: tuple[int, ...]
+    axes: Axes
     kind: ReduceKind = "mean"
 
     def check(self) -> None:

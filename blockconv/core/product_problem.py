@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockconv.core.checks import Shape, broadcast, checked_shape, checked_wholes, set_field
+from blockconv.core.checks import Axes, Shape, broadcast, checked_shape, checked_wholes, set_field
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import OpProblem
 
-Order = tuple[int, ...] | None  # axis i of the matrices is axis order[i] of the array; None: as they are
+Order = Axes | None  # axis i of the matrices is axis order[i] of the array; None: as they are
 
 
 class _Product(OpProblem):

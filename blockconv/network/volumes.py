@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.checks import Pair
+from blockconv.core.checks import Pair, Shape
 from blockconv.core.types import Array
 from blockconv.network.emitter import Unsupported
 from blockconv.network.lowering import Translation
@@ -52,10 +52,10 @@ class Window(NamedTuple):
     """
 
     rank: int
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
+    kernel: Shape
+    stride: Shape
     pads: tuple[Pair, ...]
-    dilation: tuple[int, ...]
+    dilation: Shape
 
     @classmethod
     def of(cls, kernel: Sequence[int], stride: Sequence[int], pads: Sequence[Any], dilation: Sequence[int]) -> Window:

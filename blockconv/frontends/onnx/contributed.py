@@ -27,7 +27,7 @@ from blockconv.frontends.onnx.scope import OPS, Call, op
 from blockconv.frontends.onnx.windows import average, conv, global_pool, pool
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.ops.rule import Tensor
+from blockconv.network.ops.rule import Axes, Tensor
 
 Formula = Callable[[Call], Tensor]
 
@@ -93,7 +93,7 @@ def _binary(kind: ops.BinaryKind) -> Formula:
     return translate
 
 
-def _transposed(call: Call, at: int) -> tuple[Tensor, tuple[int, ...]] | None:
+def _transposed(call: Call, at: int) -> tuple[Tensor, Axes] | None:
     """(The source of the transpose that makes the operand `at`, its permutation); None if no transpose makes it."""
     node = call.maker(call.input(at).name)
     if node is None or not isinstance(node.attributes, ops.Transpose):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from blockconv.core.checks import Pair
+from blockconv.core.checks import Axes, Pair
 from blockconv.core.types import Array
 from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
@@ -48,7 +48,7 @@ def _product(call: Call) -> Tensor:
     return call.scaled(call.emit(ops.MatMul((*orders, None)), a, b), alpha)
 
 
-def _order(call: Call, x: Tensor, side: str) -> tuple[int, ...] | None:
+def _order(call: Call, x: Tensor, side: str) -> Axes | None:
     """The order of an operand's axes, or None for its own: "transBatchA" says that its rows are the first axis."""
     order = list(range(x.rank))
     if call[f"transBatch{side}"] and len(order) > 1:

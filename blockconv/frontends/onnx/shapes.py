@@ -54,7 +54,7 @@ def _reshape(call: Call) -> Tensor:
     return call.emit(ops.Reshape(shape), x)
 
 
-def _relative(shape: Shape, src: Shape) -> tuple[int, ...]:
+def _relative(shape: Shape, src: Shape) -> Shape:
     """A computed shape, with 0 for sizes that `src` has at the same axis, and -1 if only one size is left.
 
     So the op is mostly the same for other sizes, and the rewritten network can be fitted to them.
@@ -393,7 +393,7 @@ def _scales(call: Call, axes: Axes, at: int) -> Sequence[float] | None:
     return scales
 
 
-def _sizes(call: Call, axes: Axes) -> tuple[tuple[int, ...], float]:
+def _sizes(call: Call, axes: Axes) -> tuple[Shape, float]:
     """The sizes, and the scale of all axes if the node keeps the aspect ratio, or 0."""
     sizes, policy = call.ints(3, "sizes"), call.one_of("keep_aspect_ratio_policy", "stretch", *_POLICIES)
     shape = call.x.shape  # an axis without elements stays one

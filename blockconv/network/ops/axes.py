@@ -152,7 +152,7 @@ class _OverAxes(Solved):
     solves = ReduceMeanProblem
     keeps_pixels = True
     mixes = "axes"
-    axes: tuple[int, ...]
+    axes: Axes
     keepdims: bool = True
 
     def infer(self, src: Shape) -> Shape:

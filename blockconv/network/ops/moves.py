@@ -143,7 +143,7 @@ class Gather(_Moves):
     keeps_pixels = True
     mixes = "axis"
     axis: int
-    indices: tuple[int, ...]
+    indices: Axes
 
     def sizes(self, src: Shape) -> dict[str, Any]:
         check_axis(self.op, self.axis, src)
@@ -157,7 +157,7 @@ class Transpose(_Moves):
     """dst's axis i is src's axis perm[i]."""
 
     solves = TransposeProblem
-    perm: tuple[int, ...]
+    perm: Axes
 
     def compute(self, src: Array) -> Array:
         return np.asarray(src.transpose(self.perm))

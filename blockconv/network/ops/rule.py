@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from blockconv.core.checks import Axes as Axes
 from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout
 from blockconv.core.types import ArrayDtype, ElementType
@@ -78,7 +79,7 @@ class View(NamedTuple):
     srcs: Layouts
     dst: Layout
     begin: int = 0
-    starts: tuple[int, ...] | None = None
+    starts: Axes | None = None
 
 
 # ---------------------------------------------------------------- the pixels that an op reads
@@ -116,7 +117,6 @@ class Reach:
 Windows = dict[int, tuple[int, Reach]]  # axis of the output: the source's axis, and what is read along it
 
 
-Axes = tuple[int, ...]
 Reads = list[Windows] | str  # of each input, or why it has no bounds
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
 
-from blockconv.core.checks import Pair, Shape
+from blockconv.core.checks import Axes, Pair, Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.text import free_name
 from blockconv.core.types import Array, ElementType, element
@@ -360,7 +360,7 @@ def _compared(network: Network, node: Node) -> object:
 
 
 @functools.lru_cache(maxsize=4096)
-def _compared_sizes(shapes: tuple[Shape, ...], has_channels: bool) -> tuple[int, ...]:
+def _compared_sizes(shapes: tuple[Shape, ...], has_channels: bool) -> Axes:
     known: list[int] = []
     for shape in shapes:
         known += len(shape), *(_channels(shape) if has_channels else ()), *[min(size, 2) for size in shape]

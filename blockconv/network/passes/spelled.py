@@ -160,7 +160,7 @@ def _norm(edit: Edit, node: Node, a: Binary) -> bool:
 
     If x is another value less its mean, it is a layer norm.
     """
-    sides: dict[str, tuple[int, ...]] = {"div": (0,), "mul": (0, 1)}
+    sides: dict[str, Axes] = {"div": (0,), "mul": (0, 1)}
     found = sides.get(a.kind, ()) if a.activation.is_identity else ()
     return any(_normalised(edit, node, node.inputs[at], node.inputs[1 - at]) for at in found)
 
