@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
         if getattr(options, "threads", None) is not None:
             runtime.set_num_threads(options.threads)
-        return int(options.run(options, console))
+        return options.run(options, console)
 
     return output.run(command)
 

@@ -241,7 +241,7 @@ class CheckedConvolution:
             raise ArgumentError(self._op, self._given, shape, rule, last if shape[-1] == channels else "")
 
     def _out_channels(self, groups: int) -> int:
-        return int(self.weight.shape[0])
+        return self.weight.shape[0]
 
     def _check_parameters(self, groups: Any) -> int:
         """The groups, as an int."""

@@ -33,7 +33,7 @@ class _Transposed(CheckedConvolution):
         return super()._check_parameters(groups)
 
     def _out_channels(self, groups: int) -> int:
-        return int(self.weight.shape[1]) * groups
+        return self.weight.shape[1] * groups
 
     def _of(self, n: int, sizes: Sequence[int], pads: Any) -> Conv2dBackwardDataProblem:
         """The problem with an output of these sizes."""

@@ -177,16 +177,16 @@ def _of_llvm(name: str) -> Callable[..., Any]:
 
 
 def _clipped(x: Array, low: float, high: float) -> Array:
-    return np.asarray(np.minimum(np.maximum(x, low), high))
+    return np.minimum(np.maximum(x, low), high)
 
 
 def _logistic(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
+    return 1 / (1 + np.exp(-x))
 
 
 def _softplus(x: Array) -> Array:
     """log(1 + exp(x)), where nothing overflows."""
-    return np.asarray(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
+    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
 
 
 _erf, _erfc = (np.vectorize(of, otypes=[np.float64]) for of in (math.erf, math.erfc))
@@ -320,7 +320,7 @@ def _of_x(slope: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
 
 def _silu_slope_of(x: Array) -> Array:
     s = _logistic(x)
-    return np.asarray(s * (1 + x * (1 - s)))
+    return s * (1 + x * (1 - s))
 
 
 # Gradients of activations: reference(g, x) and code(vectors, g, x). g: the gradient of the output. x: the input, or of

@@ -241,4 +241,4 @@ def output_size(problem: Any, x: str, ceil_mode: bool) -> int:
 def reached_end(problem: Any, x: str) -> int:
     """End padding that the last window reaches; negative if it stops before the input does."""
     size, _, stride, begin, _, _ = (getattr(problem, name) for name in axis_fields(x))
-    return int((getattr(problem, f"o{x}") - 1) * stride + window(problem, x) - size - begin)
+    return (getattr(problem, f"o{x}") - 1) * stride + window(problem, x) - size - begin

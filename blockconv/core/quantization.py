@@ -125,7 +125,7 @@ def real(x: Array, given: Quantization, axis: int = 0) -> npt.NDArray[np.float32
     scale = given.scale
     if scale.ndim:
         scale = scale.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
-    return np.asarray(difference(x, given) * scale)
+    return difference(x, given) * scale
 
 
 def difference(x: Array, given: Quantization) -> npt.NDArray[np.float32]:

@@ -159,7 +159,7 @@ def feature_text() -> str:
         return ""
     if not numba_setting("ENABLE_AVX"):
         features.update({name: False for name in features if name.startswith("avx")})
-    return str(features.flatten())
+    return features.flatten()
 
 
 @functools.cache
@@ -201,7 +201,7 @@ def _dot_products_of_arm() -> frozenset[str]:
 
 @functools.cache
 def target_cpu() -> str:
-    return str(numba_setting("CPU_NAME") or llvm.get_host_cpu_name())
+    return numba_setting("CPU_NAME") or llvm.get_host_cpu_name()
 
 
 # Processors that run a vector of 512 bits as two halves, by LLVM's names.

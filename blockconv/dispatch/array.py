@@ -116,7 +116,7 @@ class BlockedArray:
     @property
     def nbytes(self) -> int:
         """The bytes of the storage, with its padding."""
-        return int(self.storage.nbytes)
+        return self.storage.nbytes
 
     def numpy(self) -> Array:
         """The logical array: a view if the layout only permutes dimensions, else a new array."""

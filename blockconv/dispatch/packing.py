@@ -189,7 +189,7 @@ def _in_order_of(layout: Layout, array: Array) -> Array:
         whole[tuple(map(slice, array.shape))] = array
         array = whole
     order = sorted(range(len(axes)), key=lambda k: (axes[k].dim, -axes[k].step))
-    return np.asarray(array.reshape([axes[k].size for k in order]).transpose(np.argsort(order)))
+    return array.reshape([axes[k].size for k in order]).transpose(np.argsort(order))
 
 
 # Fresh pages cost more than packing into them. A thread keeps at most so many bytes.

@@ -421,11 +421,11 @@ _TYPES = {element(dtype_of(kind)).name for kind in _PLAIN.values()}
 
 def _first(node: Any) -> str:
     """A node's first output, which tells it apart."""
-    return str(next(filter(None, node.output)))
+    return next(filter(None, node.output))
 
 
 def kind_of(node: Any) -> str:
-    return str(node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}")
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
 def _named(node: Any) -> Any:

@@ -324,7 +324,7 @@ def _of_integers(call: Call) -> Tensor:
 
 def _is_product(call: Call) -> bool:
     """Whether a node multiplies matrices; else it is a convolution."""
-    return bool(call.kind != "ConvInteger")
+    return call.kind != "ConvInteger"
 
 
 def _summed(call: Call, x: Tensor, source: _Source) -> Tensor:

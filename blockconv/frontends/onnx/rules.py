@@ -251,7 +251,7 @@ class _Text(str):
 
 def _kind(number: int) -> str:
     """The name of a type of attribute."""
-    return str(AttributeProto.AttributeType.Name(int(number))).lower()
+    return AttributeProto.AttributeType.Name(int(number)).lower()
 
 
 def _value(attribute: Any) -> Any:
@@ -283,8 +283,8 @@ def _operand(name: str, operands: Mapping[str, Tensor], constants: Mapping[str, 
 def onnx_type(tensor: Tensor) -> int:
     """ONNX's number of a value's element type."""
     if tensor.type.is_packed:
-        return int(TensorProto.DataType.Value(tensor.type.name.upper()))
-    return int(helper.np_dtype_to_tensor_dtype(tensor.type.dtype))
+        return TensorProto.DataType.Value(tensor.type.name.upper())
+    return helper.np_dtype_to_tensor_dtype(tensor.type.dtype)
 
 
 def dtype_of(kind: int) -> np.dtype[Any]:

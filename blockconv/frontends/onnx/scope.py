@@ -323,7 +323,7 @@ class Call(Translation):
     @property
     def kind(self) -> str:
         """The op's name: "Conv"."""
-        return str(self.node.op_type)
+        return self.node.op_type
 
     @property
     def x(self) -> Tensor:

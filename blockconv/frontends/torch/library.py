@@ -184,7 +184,7 @@ def _is_watched(args: Sequence[Any]) -> bool:
         kind = type(value)
         if kind not in _TAKEN or (kind in _PLAIN and (not value.is_cpu or value.is_neg())):
             return True
-    return bool(followed() or torch.is_autocast_enabled("cpu") or torch.autograd._profiler_enabled())
+    return followed() or torch.is_autocast_enabled("cpu") or torch.autograd._profiler_enabled()
 
 
 def _in_autocast(op: Any) -> Run:

@@ -26,7 +26,7 @@ def _is_taken(input: Any) -> bool:
     if not isinstance(input, torch.Tensor) or input.dtype not in _FLOATS or input.layout is not torch.strided:
         return False
     if torch.compiler.is_dynamo_compiling() or not input.is_cpu:  # Dynamo traces blockconv's ops
-        return bool(input.is_cpu)
+        return input.is_cpu
     is_traced = torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
     return not is_traced and (type(input) in _PLAIN or has_values(input))
 

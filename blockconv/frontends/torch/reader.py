@@ -147,8 +147,8 @@ def kind_of(node: Any) -> str:
     """The op of a node: "aten.convolution"."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return str(target._schema.name).replace("::", ".")
-    return str(getattr(target, "__name__", target))
+        return target._schema.name.replace("::", ".")
+    return getattr(target, "__name__", target)
 
 
 def writes(node: Any) -> bool:

@@ -61,7 +61,7 @@ def _span(tensor: Any) -> int:
     if not tensor.numel():
         return 0
     steps = [step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True)]
-    return int((1 + sum(steps)) * tensor.element_size())
+    return (1 + sum(steps)) * tensor.element_size()
 
 
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -47,7 +47,7 @@ def _flowing(call: Call, of: ops.Conv2d | ops.ConvTranspose2d, x: Tensor, weight
 def is_last(tensor: Any) -> bool:
     """Whether an image is channels_last and not contiguous."""
     is_image = tensor.dim() == 4 and not tensor.is_contiguous()
-    return bool(is_image and tensor.is_contiguous(memory_format=torch.channels_last))
+    return is_image and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _sides(values: Sequence[int], rank: int = 2) -> Any:

@@ -40,16 +40,21 @@ from blockconv.network.ops.quantized import *  # noqa: F403
 from blockconv.network.ops.recurrent import *  # noqa: F403
 from blockconv.network.ops.windows import *  # noqa: F403
 
-__all__ = ["Op", "PoolKind", "Shape", "Solved"]
-__all__ += axes.__all__
-__all__ += dynamic.__all__
-__all__ += elementwise.__all__
-__all__ += foreign.__all__
-__all__ += gradients.__all__
-__all__ += indexed.__all__
-__all__ += moves.__all__
-__all__ += norm.__all__
-__all__ += products.__all__
-__all__ += quantized.__all__
-__all__ += recurrent.__all__
-__all__ += windows.__all__
+__all__ = [
+    "Op",
+    "PoolKind",
+    "Shape",
+    "Solved",
+    *axes.__all__,
+    *dynamic.__all__,
+    *elementwise.__all__,
+    *foreign.__all__,
+    *gradients.__all__,
+    *indexed.__all__,
+    *moves.__all__,
+    *norm.__all__,
+    *products.__all__,
+    *quantized.__all__,
+    *recurrent.__all__,
+    *windows.__all__,
+]

@@ -47,7 +47,7 @@ class Lrn(_OfFloats):
         below, above = (min(side, src.shape[1]) for side in ((self.size - 1) // 2, self.size // 2))
         squares = framed(src * src, [(0, 0), (below, above), *[(0, 0)] * (src.ndim - 2)], 0)
         total = sum(squares[:, i : i + src.shape[1]] for i in range(below + above + 1))
-        return np.asarray(src / (self.bias + self.alpha / self.size * total) ** self.beta)
+        return src / (self.bias + self.alpha / self.size * total) ** self.beta
 
 
 def softmax(x: Array, axis: int, zero_rows: bool) -> Array:
@@ -55,7 +55,7 @@ def softmax(x: Array, axis: int, zero_rows: bool) -> Array:
     most = x.max(axis=axis, keepdims=True, initial=-math.inf)
     powers = np.exp(x - np.where(zero_rows & (most == -math.inf), 0, most))
     total = powers.sum(axis=axis, keepdims=True)
-    return np.asarray(powers / np.where(zero_rows & (total == 0), 1, total))
+    return powers / np.where(zero_rows & (total == 0), 1, total)
 
 
 class Softmax(_OfFloats):
@@ -75,7 +75,7 @@ class Softmax(_OfFloats):
         if not self.log:
             return softmax(x, self.axis, self.zero_rows)
         rest = x - x.max(axis=self.axis, keepdims=True, initial=-math.inf)
-        return np.asarray(rest - np.log(np.exp(rest).sum(axis=self.axis, keepdims=True)))
+        return rest - np.log(np.exp(rest).sum(axis=self.axis, keepdims=True))
 
 
 class Resize(_OfFloats):
@@ -161,7 +161,7 @@ class _OverAxes(Solved):
 
     def compute(self, src: Array) -> Array:
         kind = self.problem(src.shape).kind
-        return np.asarray(getattr(src, kind)(axis=self.axes, keepdims=self.keepdims))
+        return getattr(src, kind)(axis=self.axes, keepdims=self.keepdims)
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         return super().windows(site, axes) if self.keepdims else ALL_PIXELS

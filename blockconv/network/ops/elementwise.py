@@ -152,7 +152,7 @@ class ActivationBackward(_Broadcast):
         return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", grad, x))
 
     def compute(self, grad: Array, x: Array) -> Array:
-        return np.asarray(GRADIENTS[self.kind.removesuffix("_gradient")].reference(grad, x))
+        return GRADIENTS[self.kind.removesuffix("_gradient")].reference(grad, x)
 
 
 class Where(_Broadcast):
@@ -169,7 +169,7 @@ class Where(_Broadcast):
         return found
 
     def compute(self, condition: Array, x: Array, y: Array) -> Array:
-        return np.asarray(np.where(condition, x, y))
+        return np.where(condition, x, y)
 
 
 class Convert(_Broadcast):

@@ -101,7 +101,7 @@ class FlowingConv2d(_OfWeights):
 
     def compute(self, src: Array, wei: Array, bias: Array | None) -> Array:
         of: Any = self.of
-        return np.asarray(of.compute(*of.operands([src], [wei, bias])))
+        return of.compute(*of.operands([src], [wei, bias]))
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return (src, self.weights, row_major(1))[: len(site.inputs)]

@@ -60,7 +60,7 @@ class Concat(_Moves):
         return {"shapes": shapes}
 
     def compute(self, *inputs: Array) -> Array:
-        return np.asarray(np.concatenate(inputs, self.axis))
+        return np.concatenate(inputs, self.axis)
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
         shape = site.output.shape
@@ -126,7 +126,7 @@ class Slice(_Moves):
         return {"shape": src, "runs": runs_along(src, self.axis, [(self.begin, self.size, self.step)])}
 
     def compute(self, src: Array) -> Array:
-        return np.asarray(src.take(self.begin + self.step * np.arange(self.size), self.axis))
+        return src.take(self.begin + self.step * np.arange(self.size), self.axis)
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
         shape = site.inputs[0].shape
@@ -150,7 +150,7 @@ class Gather(_Moves):
         return {"shape": src, "runs": runs_along(src, self.axis, runs_of(self.indices))}
 
     def compute(self, src: Array) -> Array:
-        return np.asarray(src.take(self.indices, self.axis))
+        return src.take(self.indices, self.axis)
 
 
 class Transpose(_Moves):
@@ -160,7 +160,7 @@ class Transpose(_Moves):
     perm: Axes
 
     def compute(self, src: Array) -> Array:
-        return np.asarray(src.transpose(self.perm))
+        return src.transpose(self.perm)
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
         """The same bytes in another layout: (N, C, H, W) in NHWC are (N, H, W, C) in row-major order."""
@@ -209,7 +209,7 @@ class PixelShuffle(_Moves):
 
     def compute(self, src: Array) -> Array:
         moved = self.problem(src.shape)
-        return np.asarray(src.reshape(moved.shape).transpose(moved.perm).reshape(self.infer(src.shape)))
+        return src.reshape(moved.shape).transpose(moved.perm).reshape(self.infer(src.shape))
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         found = Windows()
@@ -247,7 +247,7 @@ class Reshape(Op):
         return shape
 
     def compute(self, src: Array) -> Array:
-        return np.asarray(src.reshape(self.infer(src.shape)))
+        return src.reshape(self.infer(src.shape))
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
         yield View((row_major(site.inputs[0].rank),), row_major(site.output.rank))
@@ -271,4 +271,4 @@ class Shuffle(_Moves):
     def compute(self, src: Array) -> Array:
         n, c, h, w = src.shape
         split = src.reshape(n, self.groups, c // self.groups, h, w)
-        return np.asarray(split.swapaxes(1, 2).reshape(n, c, h, w))
+        return split.swapaxes(1, 2).reshape(n, c, h, w)

@@ -38,7 +38,7 @@ class GroupNorm(Scaled):
         apart = split - split.mean(axis=axes, keepdims=True) if self.centred else split
         normal = apart / np.sqrt((apart * apart).mean(axis=axes, keepdims=True) + self.epsilon)
         scale, bias = (factor.reshape((-1,) + (1,) * (src.ndim - 2)) for factor in factors)
-        return np.asarray(normal.reshape(src.shape) * scale + bias)
+        return normal.reshape(src.shape) * scale + bias
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         return [same_pixels(axes)] if self.per_pixel else ALL_PIXELS

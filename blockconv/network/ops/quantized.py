@@ -286,7 +286,7 @@ class Quantized(Op):
                 some = covered > 0
                 counts[some] = np.rint(covered[some] / of.evaluate([ones])[some])
         ratio = float(self.dst.scale) / float(self.srcs[0].scale)
-        return np.asarray(total.astype(np.float32) / (counts * ratio).astype(np.float32))
+        return total.astype(np.float32) / (counts * ratio).astype(np.float32)
 
     def options(self) -> dict[str, Any]:
         return {**self.of.options(), "quantizations": (*self.srcs, self.dst)}

@@ -94,4 +94,4 @@ class Recurrent(Solved):
 
 
 def _logistic(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
+    return 1 / (1 + np.exp(-x))

@@ -340,7 +340,7 @@ def _is_nonnegative(edit: Edit, name: str) -> bool:
         before = edit.producer(name, kind)
         if before:
             act = before[1].activation  # type: ignore[attr-defined]
-            return bool(act.name == "sigmoid" or (act.number == 0 and act.first >= 0))
+            return act.name == "sigmoid" or (act.number == 0 and act.first >= 0)
     pool = edit.producer(name, Pool2d)
     if pool and (pool[1].divisor or 1) < 0:
         return False

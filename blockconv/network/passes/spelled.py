@@ -142,7 +142,7 @@ def _combined(a: _Expression, kind: str, b: _Expression) -> _Expression | None:
 def _is_near(found: Coefficients, wanted: Coefficients, near: float) -> bool:
     size = max(found.size, wanted.size)
     a, b = (np.pad(x, (0, size - x.size)) for x in (found, wanted))
-    return bool(np.allclose(a, b, rtol=near, atol=0))
+    return np.allclose(a, b, rtol=near, atol=0)
 
 
 def _alone(edit: Edit, nodes: dict[str, Node], last: Node) -> bool:

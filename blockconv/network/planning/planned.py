@@ -439,7 +439,7 @@ def alone(
 
     def nbytes(operand: Any) -> int:
         if isinstance(operand, (np.ndarray, Workspace)):
-            return int(operand.nbytes)
+            return operand.nbytes
         name, layout = (node.output, candidate.dst) if operand < 0 else (node.inputs[operand], candidate.srcs[operand])
         shape = network.shape(name)
         shape = (1,) * (layout.ndim - len(shape)) + shape
