@@ -499,5 +499,4 @@ def _as_theirs(error: BlockconvError) -> Fail:
         NetworkError: InvalidGraph,
         ArgumentError: InvalidArgument,
     }
-    found = next((kinds[kind] for kind in type(error).__mro__ if kind in kinds), Fail)
-    return found(str(error))
+    return next((kinds[kind] for kind in type(error).__mro__ if kind in kinds), Fail)(str(error))

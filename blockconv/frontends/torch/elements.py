@@ -51,8 +51,7 @@ def _promoted(call: Call) -> list[Tensor]:
     given = arguments_of(call.node, call.node.args, call.node.kwargs)
     traced = [one.meta["val"] if isinstance(one, FxNode) else one for one in (given["self"], given["other"])]
     numbers = [value if isinstance(value, (torch.Tensor, bool, float)) else hint(value) for value in traced]
-    name = str(torch.result_type(*numbers)).removeprefix("torch.")
-    return _operands(call, name)
+    return _operands(call, str(torch.result_type(*numbers)).removeprefix("torch."))
 
 
 of_numbers("_to_copy")(lambda call: as_numbers(call, call.x))
@@ -158,8 +157,7 @@ of_numbers("logical_not", "bitwise_not")(lambda call: call.inverted(as_numbers(c
 
 @of_numbers("where")
 def _where(call: Call) -> Tensor:
-    condition = as_numbers(call, call["condition"], "bool")
-    return call.where(condition, *_operands(call))
+    return call.where(as_numbers(call, call["condition"], "bool"), *_operands(call))
 
 
 @of_numbers("clamp", "hardtanh")
@@ -178,8 +176,7 @@ def _clamp(call: Call) -> Tensor:
 
 @of_numbers("gather")
 def _gather(call: Call) -> Tensor:
-    x = call.x
-    return call.emit(ops.GatherAt("elements", call.along, from_end=False), x, call.input("index"))
+    return call.emit(ops.GatherAt("elements", call.along, from_end=False), call.x, call.input("index"))
 
 
 @of_numbers("index_select")
@@ -236,8 +233,7 @@ def _scatter(call: Call) -> Tensor:
         updates = updates if size == have else call.helper(ops.Slice(axis, 0, size), updates)
 
     def scattered(x: Tensor, kind: ScatterKind, updates: Tensor) -> Tensor:
-        made = ops.ScatterAt("elements", call.along, kind, from_end=False)
-        return call.emit(made, x, indices, updates)
+        return call.emit(ops.ScatterAt("elements", call.along, kind, from_end=False), x, indices, updates)
 
     def filled(number: float, shape: Sequence[int]) -> Tensor:
         return call.constant(np.full(shape, number, x.type.dtype), "numbers")
@@ -342,8 +338,7 @@ def _ordered(call: Call) -> list[Tensor]:
     is_long = size > MOST_SORTED and (turns or call.kind == "sort")
     if (x.type.name not in _COUNTED and not x.type.is_float) or not size or is_long:
         raise Unsupported(f"of {size} elements of {x.type}, of shape {x.shape}")
-    top = ops.Top(axis, size if turns else count, not (turns or descending), turns)
-    indices = call.helper(top, x)
+    indices = call.helper(ops.Top(axis, size if turns else count, not (turns or descending), turns), x)
     indices = call.gathered(indices, axis, np.arange(size)[::-1][:count]) if turns else indices
     return [call.emit(ops.GatherAt("elements", axis), x, indices), indices]
 

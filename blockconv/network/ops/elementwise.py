@@ -29,8 +29,7 @@ class Cast(BetweenTypes):
     dtype: FloatType
 
     def infer_type(self, src: ElementType) -> ElementType:
-        others = {*get_args(FloatType)} - {self.dtype}
-        check_type(self, "input", src, *sorted(others))
+        check_type(self, "input", src, *sorted({*get_args(FloatType)} - {self.dtype}))
         return element(self.dtype)
 
     def compute(self, src: Array) -> Array:

@@ -270,5 +270,4 @@ class Shuffle(_Moves):
 
     def compute(self, src: Array) -> Array:
         n, c, h, w = src.shape
-        split = src.reshape(n, self.groups, c // self.groups, h, w)
-        return split.swapaxes(1, 2).reshape(n, c, h, w)
+        return src.reshape(n, self.groups, c // self.groups, h, w).swapaxes(1, 2).reshape(n, c, h, w)

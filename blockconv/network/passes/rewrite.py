@@ -355,8 +355,7 @@ def _compared(network: Network, node: Node) -> object:
     if isinstance(node.attributes, Reshape):  # see `_divides_alike`
         return [_channels(shape) for shape in shapes]
     constants = network.constants
-    has_channels = len(shapes[0]) == 4 or any(name in constants for name in node.operands)
-    return _compared_sizes(shapes, has_channels)
+    return _compared_sizes(shapes, len(shapes[0]) == 4 or any(name in constants for name in node.operands))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -220,8 +220,7 @@ def drawing(found: Sequence[DrawnRow], made: Schedule, why: Sequence[str]) -> st
     most = max((t for row in found for t in (row.predicted, row.measured) if t is not None), default=0.0) or 1.0
     parts = []
     for k, row in enumerate(found):
-        drawn = _wires(k, wires, next_to, left, pitch)
-        parts.append(_row(row, drawn, why[k], most))
+        parts.append(_row(row, _wires(k, wires, next_to, left, pitch), why[k], most))
     timed = any(row.measured is not None for row in found)
     style = "plan" if timed else "plan untimed"
     return f'<div class="{style}" style="--left:{left:.0f}px">{_head(timed)}{"".join(parts)}</div>'
