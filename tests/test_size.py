@@ -36,13 +36,13 @@ PUBLIC = {
 
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
-    ".": 5_097, "_pyinstaller": 53, "api": 18_521, "cli": 5_767, "core": 26_978, "dispatch": 16_728, "eager": 0,
-    "filters": 7_089, "frontends": 11, "frontends/onnx": 43_445, "frontends/torch": 41_910, "jit": 16_889,
+    ".": 5_094, "_pyinstaller": 53, "api": 18_416, "cli": 5_764, "core": 26_886, "dispatch": 16_694, "eager": 0,
+    "filters": 7_089, "frontends": 11, "frontends/onnx": 43_101, "frontends/torch": 41_142, "jit": 16_889,
     "kernels": 6_084, "kernels/axis": 1_186, "kernels/common": 34_766, "kernels/conv": 38_293,
     "kernels/depthwise": 29_223, "kernels/dynamic": 1_601, "kernels/eltwise": 4_594, "kernels/indexed": 2_366,
     "kernels/norm": 8_887, "kernels/pool": 23_334, "kernels/product": 7_767, "kernels/recurrent": 2_501,
     "kernels/reduce": 3_051, "kernels/reorder": 11_184, "kernels/resize": 5_006, "kernels/winograd": 13_213,
-    "machine": 3_214, "network": 101_915, "nopython": 3_935, "onnxruntime": 5_752, "runtime": 5_676, "torch": 238,
+    "machine": 3_208, "network": 101_089, "nopython": 3_935, "onnxruntime": 5_724, "runtime": 5_676, "torch": 238,
 }  # fmt: skip
 TOKENS_OF_THE_PACKAGE = 496_274
 # Capitalised names that three modules or more import. A reader has to learn each of them.

@@ -53,6 +53,11 @@ class Node:
         return self.attributes.op
 
     @property
+    def src(self) -> str:
+        """The name of the first value that it reads."""
+        return self.inputs[0]
+
+    @property
     def operands(self) -> tuple[str, ...]:
         """The names of the values that it reads."""
         return *self.inputs, *self.parameters
@@ -317,7 +322,7 @@ class Network:
         beside: dict[str, list[Array]] = {}  # results beside the output, by its name
         for node in self.nodes:
             if isinstance(node.attributes, FurtherResult):
-                result = beside[node.inputs[0]][node.attributes.number]
+                result = beside[node.src][node.attributes.number]
             else:
                 made: Any = computed(node, *node.among(values))
                 result, *beside[node.output] = made if isinstance(made, tuple) else (made,)
@@ -403,7 +408,7 @@ def _ordered(net: Network) -> tuple[Node, ...]:
             raise NetworkError(what, "output", name, f"is already the name of {made[name]}", "values have one producer")
         made[name] = what
     names: set[str] = set()
-    dequantized = {n.output for n in net.nodes if isinstance(n.attributes, Dequantize) and n.inputs[0] in net.constants}
+    dequantized = {n.output for n in net.nodes if isinstance(n.attributes, Dequantize) and n.src in net.constants}
     for node in net.nodes:
         _check_node(net, node, made, dequantized)
         if node.name in names:

@@ -217,9 +217,9 @@ class _Scheduler:
         value = node.output, candidate.dst
         self.made[node.output] = candidate.dst
         if isinstance(node.attributes, ops.FurtherResult):
-            layout = self.made[node.inputs[0]] if value[1].ndim == 4 else value[1]
+            layout = self.made[node.src] if value[1].ndim == 4 else value[1]
             self.made[node.output], self.views[node.output, layout] = layout, reads
-            self.locations[node.output, layout] = self.beside[node.inputs[0], node.attributes.number]
+            self.locations[node.output, layout] = self.beside[node.src, node.attributes.number]
             return
         if candidate.view is not None:
             self.view(node, candidate.view, reads, locations, value)

@@ -128,7 +128,7 @@ class Resize(_OfFloats):
         return x
 
     def windows(self, site: Site, axes: Axes) -> Reads:
-        p, found = self.problem(site.inputs[0].shape), Windows()
+        p, found = self.problem(site.src.shape), Windows()
         for axis, x, size, out, scale in ((2, "h", p.ih, p.oh, p.scale_h), (3, "w", p.iw, p.ow, p.scale_w)):
             by = Fraction(out, size) if scale is None else exact_scale("resize", "scale", scale)
             if p.coordinates == "tf_crop_and_resize":

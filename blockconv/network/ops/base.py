@@ -262,13 +262,13 @@ class BetweenTypes(Op):
         return src
 
     def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
-        shape, itemsize = site.output.shape, site.inputs[0].type.itemsize
+        shape, itemsize = site.output.shape, site.src.type.itemsize
         for src in srcs if site.made[0] else (row_major(len(shape)),):
             for dst in dsts:
                 yield "reorder", ReorderProblem(shape, src.name, dst.name, itemsize), (src,), (dst,)
 
     def types_at(self, site: Site) -> Types:
-        return Types.converted(site.inputs[0].type.array_dtype, site.output.type.array_dtype)
+        return Types.converted(site.src.type.array_dtype, site.output.type.array_dtype)
 
     def options(self) -> dict[str, Any]:
         return {"quantizations": tuple(getattr(self, end, None) for end in ("src", "dst"))}
@@ -278,7 +278,7 @@ class RowMajor(Solved):
     """An op whose kernels read and write row-major arrays."""
 
     def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
-        src, dst = (row_major(tensor.rank) for tensor in (site.inputs[0], site.output))
+        src, dst = (row_major(tensor.rank) for tensor in (site.src, site.output))
         yield self.op, self.problem_at(site), (src,), (dst,)
 
 

@@ -70,7 +70,7 @@ class DynamicQuantize(Solved):
         return integers(src / scale, Quantization(1.0, int(zero_point)), "uint8")
 
     def types_at(self, site: Site) -> Types:
-        return Types.converted(site.inputs[0].type.array_dtype, site.output.type.array_dtype)
+        return Types.converted(site.src.type.array_dtype, site.output.type.array_dtype)
 
 
 class DynamicConv2d(IntegerConvolution):

@@ -48,7 +48,7 @@ class FurtherResult(Op):
         return element(self.dtype)
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
-        rank, other = site.output.rank, site.inputs[0].rank
+        rank, other = site.output.rank, site.src.rank
         for src in layouts if other == 4 else (row_major(other),):
             yield View((src,), src if rank == other else row_major(rank))
 

@@ -28,7 +28,7 @@ class _OfAnyType(RowMajor):
     """An op of elements of any type."""
 
     def types_at(self, site: Site) -> Types:
-        data, indices = site.inputs[0].type, site.inputs[min(1, len(site.inputs) - 1)].type
+        data, indices = site.src.type, site.inputs[min(1, len(site.inputs) - 1)].type
         return Types(data, indices, data, site.output.type)
 
 

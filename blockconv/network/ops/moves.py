@@ -129,7 +129,7 @@ class Slice(_Moves):
         return src.take(self.begin + self.step * np.arange(self.size), self.axis)
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
-        shape = site.inputs[0].shape
+        shape = site.src.shape
         for layout in layouts if len(shape) == 4 else (row_major(len(shape)),):
             begin = part(layout, shape, self.axis, self.begin, self.size) if self.step == 1 else None
             if begin is not None:
@@ -250,7 +250,7 @@ class Reshape(Op):
         return src.reshape(self.infer(src.shape))
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
-        yield View((row_major(site.inputs[0].rank),), row_major(site.output.rank))
+        yield View((row_major(site.src.rank),), row_major(site.output.rank))
 
 
 class Shuffle(_Moves):

@@ -52,7 +52,7 @@ class _ByChannel(Trained):
     """An op with two further results for each channel of the input."""
 
     def further(self, site: Site) -> Further:
-        src = site.inputs[0]
+        src = site.src
         return (((src.shape[1],), src.type.computed),) * 2
 
 
@@ -139,7 +139,7 @@ class GroupNormTraining(Trained, GroupNorm):
         return "group_norm"
 
     def further(self, site: Site) -> Further:
-        src = site.inputs[0]
+        src = site.src
         return (((src.shape[0], self.groups), src.type.computed),) * 2
 
     def compute(self, src: Array, *factors: Array) -> Any:

@@ -63,6 +63,11 @@ class Site(NamedTuple):
     constant: tuple[bool, ...]
     made: tuple[bool, ...]
 
+    @property
+    def src(self) -> Tensor:
+        """The first input."""
+        return self.inputs[0]
+
 
 # To rows of the table: (their op, a problem, layouts of the source, of the destination), any of these to any of those.
 Requests = Iterator[tuple[str, Any, Layouts, Layouts]]

@@ -85,10 +85,10 @@ class Weighted(Op):
             check_type(self, "bias", bias or src, src.name, "float32")
 
     def problem_at(self, site: Site) -> Any:
-        return self.problem(site.inputs[0].shape, site.parameters[0].shape).named(site.name)
+        return self.problem(site.src.shape, site.parameters[0].shape).named(site.name)
 
     def types_at(self, site: Site) -> Types:
-        src, dst = site.inputs[0].type, site.output.type
+        src, dst = site.src.type, site.output.type
         return Types.converted(src.array_dtype, dst.array_dtype) if src.is_half else super().types_at(site)
 
 
@@ -156,7 +156,7 @@ class IntegerConvolution(Convolution):
             check_type(self, "bias", bias, biases)
 
     def types_at(self, site: Site) -> Types:
-        types = Types.quantized(site.inputs[0].type.array_dtype, site.output.type.array_dtype)
+        types = Types.quantized(site.src.type.array_dtype, site.output.type.array_dtype)
         return types._replace(wei=replace(types.wei, narrow=self.narrow, light=self.light))
 
     def int32_sums(self, src: Array, given: Quantization, wei: Array, bias: Array | None = None) -> Array:
@@ -301,7 +301,7 @@ class Pool2d(Solved):
         return np.asarray(total / (_counts(p) if self.divisor is None else self.divisor))
 
     def windows(self, site: Site, axes: Axes) -> Reads:
-        return ALL_PIXELS if self.kernel is None else [windows_of(self.problem(site.inputs[0].shape))]
+        return ALL_PIXELS if self.kernel is None else [windows_of(self.problem(site.src.shape))]
 
     def on_integers(self) -> Literal["moves", "computes"] | None:
         return "moves" if self.kind == "max" else "computes"

@@ -47,17 +47,17 @@ def _factor(edit: Edit, name: str) -> _Factor | None:
     """A value as a factor, if it is a found scale times constants; else None."""
     through = edit.producer(name, Reshape)
     if through is not None:
-        inner = _factor(edit, through[0].inputs[0])
+        inner = _factor(edit, through.src)
         return inner if inner is not None and inner.constant.size == 1 else None
     part = edit.producer(name, Slice)
     if part is not None:
-        found = part[0].inputs[0]
-        is_scale = edit.producer(found, FindQuantization) is not None and (part[1].begin, part[1].size) == (0, 1)
-        return _Factor(found, np.ones((), np.float32)) if is_scale else None
+        a = part.attributes
+        is_scale = edit.producer(part.src, FindQuantization) is not None and (a.begin, a.size) == (0, 1)
+        return _Factor(part.src, np.ones((), np.float32)) if is_scale else None
     product = edit.producer(name, Binary)
-    if product is None or product[1].kind != "mul" or not product[1].activation.is_identity:
+    if product is None or product.attributes.kind != "mul" or not product.attributes.activation.is_identity:
         return None
-    for constant, other in (product[0].inputs, product[0].inputs[::-1]):
+    for constant, other in (product.inputs, product.inputs[::-1]):
         inner = _factor(edit, other) if constant in edit.constants else None
         if inner is not None:
             return _Factor(inner.found, inner.constant * edit.constants[constant])
@@ -101,30 +101,30 @@ class _Scaled:
         edit = self.edit
         whole, flat = edit.private(name, Dequantize), edit.private(name, Reshape)
         sums, joined = edit.private(name, DynamicConv2d), edit.private(name, Conv2d)
-        if whole is not None and whole[1] == _WHOLE:
-            self.old.append(whole[0])
-            return self.scale(whole[0].inputs[0], output, constant, axis)
+        if whole is not None and whole.attributes == _WHOLE:
+            self.old.append(whole)
+            return self.scale(whole.src, output, constant, axis)
         if flat is not None:
-            return self._reshaped(flat[0], output, constant, axis)
+            return self._reshaped(flat, output, constant, axis)
         if axis != 1 and constant.size > 1:
             return False
-        if sums is not None and sums[1].dtype == "int32" and sums[0].inputs[1] == self.found:
+        if sums is not None and sums.attributes.dtype == "int32" and sums.inputs[1] == self.found:
             given = Quantization(constant if constant.size > 1 else float(constant[0]))
-            attributes = replace(sums[1], dtype="float32", wei=given)
-            return self._put(sums[0], replace(sums[0], attributes=attributes, output=output))
-        if joined is not None and len(joined[0].inputs) == 2 and len(joined[0].parameters) == 1:
-            return self._joined(joined[0], output, constant)
+            attributes = replace(sums.attributes, dtype="float32", wei=given)
+            return self._put(sums, replace(sums, attributes=attributes, output=output))
+        if joined is not None and len(joined.inputs) == 2 and len(joined.parameters) == 1:
+            return self._joined(joined, output, constant)
         return False
 
     def _reshaped(self, node: Node, output: str, constant: Array, axis: int) -> bool:
-        src, dst = self.edit.shape(node.inputs[0]), self.edit.shape(node.output)
+        src, dst = self.edit.shape(node.src), self.edit.shape(node.output)
         at: list[int] = []  # one number has no axis
         if constant.size > 1:
             at = [k for k, n in enumerate(src) if (n, math.prod(src[:k])) == (dst[axis], math.prod(dst[:axis]))]
             if not at:
                 return False
         value = self.edit.value_name(f"{output}.flat")
-        if not self.scale(node.inputs[0], value, constant, *at[:1]):
+        if not self.scale(node.src, value, constant, *at[:1]):
             return False
         return self._put(node, replace(node, inputs=(value,), output=output))
 

@@ -190,7 +190,7 @@ def _has_kernels(network: Network, node: Node, layouts: Layouts) -> bool:
     pool = a.of if isinstance(a, Quantized) else a
     if not isinstance(pool, (Pool2d, AdaptivePool2d)) or src != dst:
         return False
-    return _takes(node.op, pool.problem(network.shape(node.inputs[0])), Types.all(dst.array_dtype), layouts)
+    return _takes(node.op, pool.problem(network.shape(node.src)), Types.all(dst.array_dtype), layouts)
 
 
 def _takes(op: str, problem: Any, types: Types, layouts: Layouts) -> bool:

@@ -39,7 +39,7 @@ from blockconv.network.ops import (
 )
 from blockconv.network.passes import dynamic, integers, precision, products, simplify
 from blockconv.network.passes.for_kernels import widened
-from blockconv.network.passes.rewrite import Edit, adding_convolution, drop_dead_code, refitted, rewritten, rule
+from blockconv.network.passes.rewrite import Edit, Found, adding_convolution, drop_dead_code, refitted, rewritten, rule
 from blockconv.network.passes.spelled import SPELLED, norm_of_pixels
 from blockconv.network.passes.volumes import VOLUMES
 
@@ -215,36 +215,36 @@ def _parallel_convs(edit: Edit, node: Node, a: Binary, dtype: FloatType) -> bool
     if a.kind != "add" or len({edit.shape(name) for name in (*node.inputs, node.output)}) > 1:
         return False
     for name, other in (node.inputs, node.inputs[::-1]):
-        found = edit.private(name, Conv2d)
-        wide = _branch(edit, name, found) if found else None
-        more = _branch(edit, other, found, dtype) if found and wide else None
+        conv = edit.private(name, Conv2d)
+        wide = _branch(edit, name, conv) if conv else None
+        more = _branch(edit, other, conv, dtype) if conv and wide else None
         taps = _taps(more, wide) if wide and more else None
-        if found is None or wide is None or more is None or taps is None:
+        if conv is None or wide is None or more is None or taps is None:
             continue
         weight = wide.weight.copy()
         weight[:, :, taps[0][:, None], taps[1]] += more.weight
-        conv, type = found[0], edit.type(found[0].parameters[0])
+        type = edit.type(conv.parameters[0])
         made = simplify.stored(weight, type, np.abs(weight).max(axis=(1, 2, 3), keepdims=True))
         total = simplify.stored(wide.bias + more.bias, type.computed)
         if made is None or total is None:
             continue
         parameters = edit.constant(f"{conv.name}.weight", made), edit.constant(f"{conv.name}.bias", total)
-        attributes = replace(found[1], activation=a.activation)
+        attributes = replace(conv.attributes, activation=a.activation)
         fused = replace(conv, attributes=attributes, output=node.output, parameters=parameters)
         return edit.replace((*more.old, conv, node), fused)
     return False
 
 
-def _branch(edit: Edit, name: str, beside: tuple[Node, Conv2d], dtype: FloatType = "float32") -> _Branch | None:
+def _branch(edit: Edit, name: str, beside: Found, dtype: FloatType = "float32") -> _Branch | None:
     """A value as a convolution of the input of `beside`, with the same strides and groups; None if it is none.
 
     In 16-bit types a scaled copy is refused: small weights beside it would lose their last bits.
     """
-    source, (one, own) = beside[0].inputs[0], beside
-    oc, per_group, *_ = edit.shape(one.parameters[0])
-    found = edit.private(name, Conv2d)
-    if found:
-        conv, attributes = found
+    source, own = beside.src, beside.attributes
+    oc, per_group, *_ = edit.shape(beside.parameters[0])
+    conv = edit.private(name, Conv2d)
+    if conv:
+        attributes = conv.attributes
         alike = (attributes.stride, attributes.groups) == (own.stride, own.groups)
         if conv.inputs != (source,) or not alike or not attributes.activation.is_identity:
             return None
@@ -255,15 +255,15 @@ def _branch(edit: Edit, name: str, beside: tuple[Node, Conv2d], dtype: FloatType
     narrow = dtype != "float32" or edit.type(source).is_half
     if own.stride != (1, 1) or edit.shape(source)[1] != oc or narrow:
         return None
-    if affine and affine[0].inputs == (source,) and affine[1].activation.is_identity:
-        scale, shift = (edit.constants[read].astype(np.float64) for read in affine[0].parameters)
+    if affine and affine.inputs == (source,) and affine.attributes.activation.is_identity:
+        scale, shift = (each.astype(np.float64) for each in edit.parameters(affine))
     elif name == source:
         scale, shift = np.ones(oc), np.zeros(oc)
     else:
         return None
     weight = np.zeros((oc, per_group, 1, 1))
     weight[np.arange(oc), np.arange(oc) % per_group, 0, 0] = scale
-    return _Branch((affine[0],) if affine else (), weight, shift, Conv2d(groups=own.groups))
+    return _Branch((affine,) if affine else (), weight, shift, Conv2d(groups=own.groups))
 
 
 def _taps(inner: _Branch, outer: _Branch) -> list[npt.NDArray[np.intp]] | None:
@@ -287,9 +287,9 @@ def _residual_into_conv(edit: Edit, node: Node, a: Binary) -> bool:
     found = adding_convolution(edit, node, _gives_floats) if a.kind == "add" else None
     if found is None:
         return False
-    conv, attributes, other = found
+    conv, other = found
     inputs = (*conv.inputs, node.inputs[other])
-    return edit.merge(conv, node, replace(attributes, activation=a.activation), inputs=inputs)
+    return edit.merge(conv, node, replace(conv.attributes, activation=a.activation), inputs=inputs)
 
 
 def _gives_floats(attributes: Op) -> bool:
@@ -304,16 +304,13 @@ _ACTIVATING = Weighted, Affine, Binary, Activate  # ops that may end with an act
 def _activation_into(edit: Edit, node: Node, a: Activate) -> bool:
     if a.activation.kind == ActivationKind.FUNCTION:
         return False
-    for kind in _ACTIVATING:
-        before = edit.private(node.inputs[0], kind)
-        of_integers = isinstance(before and before[1], Binary) and not edit.type(node.output).is_float
-        if before and (of_integers or not _gives_floats(before[1])):
-            continue
-        joined = before and _after(before[1].activation, a.activation)  # type: ignore[attr-defined]
-        if before and joined:
-            attributes: Any = replace(before[1], activation=joined)  # type: ignore[call-arg]
-            return edit.merge(before[0], node, attributes)
-    return False
+    before = edit.private(node.src, *_ACTIVATING)
+    if before is None or not _gives_floats(b := before.attributes):
+        return False
+    if isinstance(b, Binary) and not edit.type(node.output).is_float:
+        return False
+    joined = _after(b.activation, a.activation)
+    return bool(joined) and edit.merge(before, node, replace(b, activation=joined))
 
 
 @rule
@@ -323,7 +320,7 @@ def _activation_before_concat(edit: Edit, node: Node, a: Activate, concat: Node,
     if act.kind == ActivationKind.FUNCTION:
         return False
     at = [i for i, name in enumerate(parts) if not (act.name == "relu" and _is_nonnegative(edit, name))]
-    if not all(any(edit.private(parts[i], kind) for kind in _ACTIVATING[:3]) for i in at):
+    if not all(edit.private(parts[i], *_ACTIVATING[:3]) for i in at):
         return False
     made = []
     for i in at:
@@ -335,19 +332,13 @@ def _activation_before_concat(edit: Edit, node: Node, a: Activate, concat: Node,
 
 def _is_nonnegative(edit: Edit, name: str) -> bool:
     """Whether a value is known to hold no negative numbers: it comes from a ReLU by way of pools and the like."""
-    for kind in _ACTIVATING:
-        before = edit.producer(name, kind)
-        if before:
-            act = before[1].activation  # type: ignore[attr-defined]
-            return act.name == "sigmoid" or (act.number == 0 and act.first >= 0)
-    pool = edit.producer(name, Pool2d)
-    if pool and (pool[1].divisor or 1) < 0:
+    if before := edit.producer(name, *_ACTIVATING):
+        act = before.attributes.activation
+        return act.name == "sigmoid" or (act.number == 0 and act.first >= 0)
+    before = edit.producer(name, Pool2d, AdaptivePool2d, Concat, Gather, Shuffle, Slice, Reshape, Transpose)
+    if before is None or (getattr(before.attributes, "divisor", None) or 1) < 0:
         return False
-    for through in (Pool2d, AdaptivePool2d, Concat, Gather, Shuffle, Slice, Reshape, Transpose):
-        passed = edit.producer(name, through)
-        if passed:
-            return all(_is_nonnegative(edit, source) for source in passed[0].inputs)
-    return False
+    return all(_is_nonnegative(edit, source) for source in before.inputs)
 
 
 def _after(first: Activation, second: Activation) -> Activation | None:

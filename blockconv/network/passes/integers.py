@@ -98,7 +98,7 @@ def dequantized(network: Network) -> list[Node]:
 
 def _is_of_integers(network: Network, node: Node) -> bool:
     """Whether a node dequantizes 8 or 4 bits, and not sums."""
-    return isinstance(node.attributes, Dequantize) and network.tensors[node.inputs[0]].type.name in INTEGERS
+    return isinstance(node.attributes, Dequantize) and network.tensors[node.src].type.name in INTEGERS
 
 
 # ---------------------------------------------------------------- what moves elements
@@ -145,7 +145,7 @@ def _goes_up(edit: Edit, node: Node, a: Quantize, before: Node, b: Op) -> bool:
 @rule
 def _quantize_of_dequantize(edit: Edit, node: Node, a: Quantize) -> bool:
     """Integers that become others, or the same."""
-    source = _dequantize(edit, node.inputs[0])
+    source = _dequantize(edit, node.src)
     if source is None:
         return False
     attributes: Op = Requantize(source[1], a.dst, a.dtype)
@@ -160,7 +160,7 @@ def _quantize_of_dequantize(edit: Edit, node: Node, a: Quantize) -> bool:
 
 @rule
 def _conv_of_integers(edit: Edit, node: Node, a: Conv2d) -> bool:
-    source, weight = _dequantize(edit, node.inputs[0]), _weight(edit, node.parameters[0], 0)
+    source, weight = _dequantize(edit, node.src), _weight(edit, node.parameters[0], 0)
     if source is None or weight is None:
         return False
     integers, given = weight
@@ -194,10 +194,10 @@ def _transposed_conv(edit: Edit, node: Node, a: ConvTranspose2d) -> bool:
     serves all remainders r, as channels. A tap that some remainders lack is zero.
     """
     weight = _weight(edit, node.parameters[0], 1)
-    if weight is None or a.dilation != (1, 1) or _dequantize(edit, node.inputs[0]) is None:
+    if weight is None or a.dilation != (1, 1) or _dequantize(edit, node.src) is None:
         return False
     integers, given = weight
-    (sh, sw), shapes = a.stride, (edit.shape(node.inputs[0]), edit.shape(node.output), integers.shape)
+    (sh, sw), shapes = a.stride, (edit.shape(node.src), edit.shape(node.output), integers.shape)
     sides: list[Any] = []
     for read, size, kernel, step, (begin, _) in zip(*(shape[2:] for shape in shapes), a.stride, a.pads, strict=True):
         first, rest = divmod(begin, step)
@@ -295,7 +295,7 @@ def _conv_adds(edit: Edit, node: Node, a: Quantized) -> bool:
     found = adding_convolution(edit, node, lambda of: _gives(of, a.dtype))
     if found is None or len(found[0].parameters) > 2:
         return False
-    before, of, other = found
+    (before, other), of = found, found[0].attributes
     attributes = replace(of, activation=a.of.activation, sum=of.dst, dst=a.dst, residual=a.srcs[other])
     return edit.merge(before, node, attributes, inputs=(*before.inputs, node.inputs[other]))
 
@@ -363,7 +363,7 @@ def _element_wise(edit: Edit, node: Node) -> tuple[str, list[Node]] | None:
         if len(read) == 1 and edit.type(*read).name in BYTES:
             found = next(iter(read)), list(nodes)
         before = [edit.producer(name, Op) for name in read]
-        inner = [one[0] for one in before if one is not None and is_inner(one[0])]
+        inner = [one for one in before if one is not None and is_inner(one)]
         if not inner:
             break
         nodes.append(inner[0])
@@ -389,18 +389,18 @@ def _is_element_wise(edit: Edit, node: Node, shape: Shape) -> bool:
 def _dequantize(edit: Edit, name: str) -> tuple[str, Quantization, ElementType] | None:
     """(The 8-bit or 4-bit integers behind a value that is no constant, what they stand for, their type), or None."""
     before = edit.producer(name, Dequantize)
-    if before is None or before[0].inputs[0] in edit.constants or before[1].src.scale.ndim:
+    if before is None or before.src in edit.constants or before.attributes.src.scale.ndim:
         return None
-    type = edit.type(before[0].inputs[0])
-    return (before[0].inputs[0], before[1].src, type) if type.name in INTEGERS else None
+    type = edit.type(before.src)
+    return (before.src, before.attributes.src, type) if type.name in INTEGERS else None
 
 
 def _constant(edit: Edit, name: str) -> tuple[Array, Quantization, int] | None:
     """(The integers of a dequantized constant, what they stand for, the axis of their scales), or None."""
     before = edit.producer(name, Dequantize)
-    if before is None or before[0].inputs[0] not in edit.constants:
+    if before is None or before.src not in edit.constants:
         return None
-    return edit.constants[before[0].inputs[0]], before[1].src, before[1].axis
+    return edit.constants[before.src], before.attributes.src, before.attributes.axis
 
 
 def _weight(edit: Edit, name: str, axis: int) -> tuple[Array, Quantization] | None:
@@ -413,4 +413,4 @@ def _weight(edit: Edit, name: str, axis: int) -> tuple[Array, Quantization] | No
 def _only_read_here(edit: Edit, names: Sequence[str]) -> list[Node]:
     """The Dequantize nodes of these values that nothing else reads, which may vanish."""
     found = [edit.producer(name, Dequantize) for name in dict.fromkeys(names) if edit.reads(name) == names.count(name)]
-    return [one[0] for one in found if one is not None]
+    return [one for one in found if one is not None]

@@ -21,8 +21,9 @@ def _reads_transposed(edit: Edit, node: Node, a: MatMul | Attention) -> bool:
         before = edit.private(node.inputs[k], Transpose)
         if before is None:
             continue
-        order = tuple(before[1].perm[axis] for axis in a.orders[k] or range(len(before[1].perm)))
-        if edit.skip(before[0], node, replace(a, orders=(*a.orders[:k], order, *a.orders[k + 1 :])), k):
+        perm = before.attributes.perm
+        order = tuple(perm[axis] for axis in a.orders[k] or range(len(perm)))
+        if edit.skip(before, node, replace(a, orders=(*a.orders[:k], order, *a.orders[k + 1 :])), k):
             return True
     return False
 
@@ -65,34 +66,34 @@ def _is_attention(edit: Edit, node: Node, second: MatMul) -> bool:
     """softmax(scale * (a @ b) + mask) @ c, as networks spell it: with the scale before or after, and masks added."""
     if second.orders[0] is not None:
         return False
-    shape = edit.shape(node.inputs[0])
-    found = _Scores(node.inputs[0], shape, [node])
+    shape = edit.shape(node.src)
+    found = _Scores(node.src, shape, [node])
     flat = edit.private(found.name, Reshape)
-    if flat is not None and _up_reshape(edit, flat[0], found=found):
-        found.gone.insert(0, flat[0])
+    if flat is not None and _up_reshape(edit, flat, found=found):
+        found.gone.insert(0, flat)
     softmax = edit.private(found.name, Softmax)
-    if softmax is None or softmax[1].log or softmax[1].axis != len(found.shape) - 1:
+    if softmax is None or softmax.attributes.log or softmax.attributes.axis != len(found.shape) - 1:
         return False
-    found.gone.insert(0, softmax[0])
-    found.name = softmax[0].inputs[0]
+    found.gone.insert(0, softmax)
+    found.name = softmax.src
     while (first := edit.private(found.name, MatMul)) is None:
         if not _goes_up(edit, found):
             return False
-    orders = first[1].orders
+    orders = first.attributes.orders
     if found.shape != shape or orders[2] is not None or (found.mask is not None and found.flowing):
         return False
     more = _mask(edit, node, found)
-    made = Attention(found.factor, False, softmax[1].zero_rows, (*orders[:2], *second.orders[1:]))
-    inputs = (*first[0].inputs, node.inputs[1], *more)
-    return edit.replace([first[0], *found.gone], replace(node, attributes=made, inputs=inputs))
+    made = Attention(found.factor, False, softmax.attributes.zero_rows, (*orders[:2], *second.orders[1:]))
+    inputs = (*first.inputs, node.inputs[1], *more)
+    return edit.replace([first, *found.gone], replace(node, attributes=made, inputs=inputs))
 
 
 def _goes_up(edit: Edit, found: _Scores) -> bool:
     """One node further up, if it is a scale, a mask, or a reshape of the axes before the last two."""
     before = edit.private(found.name, Op)
-    if before is None or not any(step(edit, before[0], found=found) for step in (_up_affine, _up_binary, _up_reshape)):
+    if before is None or not any(step(edit, before, found=found) for step in (_up_affine, _up_binary, _up_reshape)):
         return False
-    found.gone.insert(0, before[0])
+    found.gone.insert(0, before)
     return True
 
 
@@ -104,7 +105,7 @@ def _up_affine(edit: Edit, node: Node, a: Affine, found: _Scores) -> bool:
         return False
     if shift.any():
         found.add(shift.reshape(-1, *(1,) * (len(found.shape) - 2)))
-    found.factor, found.name = found.factor * factor, node.inputs[0]
+    found.factor, found.name = found.factor * factor, node.src
     return True
 
 
@@ -134,19 +135,19 @@ def _up_binary(edit: Edit, node: Node, a: Binary, found: _Scores) -> bool:
 
 def _is_scores(edit: Edit, name: str) -> bool:
     """Whether a value may be scores: a product makes it, or an op that may follow one."""
-    return any(edit.private(name, kind) is not None for kind in (MatMul, Affine, Binary))
+    return edit.private(name, MatMul, Affine, Binary) is not None
 
 
 @rule
 def _up_reshape(edit: Edit, node: Node, a: Reshape, found: _Scores) -> bool:
-    shape = edit.shape(node.inputs[0])
+    shape = edit.shape(node.src)
     if shape[-2:] != found.shape[-2:] or len(shape) < 2 or found.flowing:
         return False
     if found.mask is not None:
         if np.prod(found.shape) > MOST_MASK:
             return False
         found.mask = np.broadcast_to(found.mask, found.shape).reshape(shape)
-    found.shape, found.name = shape, node.inputs[0]
+    found.shape, found.name = shape, node.src
     return True
 
 
@@ -165,13 +166,13 @@ def _takes_scale(edit: Edit, node: Node, a: Attention) -> bool:
     """Attention multiplies scores by the number that its operands were multiplied by before."""
     for k in (0, 1):
         before = edit.private(node.inputs[k], Affine)
-        if before is None or not before[1].activation.is_identity:
+        if before is None or not before.attributes.activation.is_identity:
             continue
-        scale, shift = edit.parameters(before[0])
+        scale, shift = edit.parameters(before)
         factor = even(scale)
         if factor is None or not np.isfinite(factor) or shift.any():
             continue
-        return edit.skip(before[0], node, replace(a, scale=a.scale * factor), k)
+        return edit.skip(before, node, replace(a, scale=a.scale * factor), k)
     return False
 
 
@@ -181,8 +182,8 @@ def _with_its_axes(edit: Edit, node: Node, a: MatMul | Attention) -> bool:
     if any(order and order[0] for order in a.orders):
         return False
     count, dst = len(a.orders) - 1, edit.shape(node.output)
-    merges = [edit.producer(name, Reshape) for name in node.inputs[:count]]
-    sources = [before[0].inputs[0] for before in merges if before is not None]
+    merges = [before for name in node.inputs[:count] if (before := edit.producer(name, Reshape))]
+    sources = [before.src for before in merges]
     wide, merged = [edit.shape(name) for name in sources], [edit.shape(name) for name in node.inputs]
     batch = wide[0][:-2] if wide else ()
     fits = all(shape == (*batch, *flat[1:]) for shape, flat in zip(wide, merged, strict=False))
@@ -198,7 +199,7 @@ def _with_its_axes(edit: Edit, node: Node, a: MatMul | Attention) -> bool:
     orders = (order and (*range(outer), *(outer - 1 + axis for axis in order[1:])) for order in a.orders)
     made = edit.value_name(f"{node.output}.split")
     first = replace(node, attributes=replace(a, orders=tuple(orders)), inputs=tuple(sources), output=made)
-    gone = [before[0] for before in merges if before is not None and edit.private(before[0].output, Reshape)]
+    gone = [before for before in merges if edit.private(before.output, Reshape)]
     return edit.replace((*gone, node), first, Node(f"{node.name}.merged", Reshape(dst), (made,), node.output))
 
 

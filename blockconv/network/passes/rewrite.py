@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 from blockconv.core.checks import Axes, Pair, Shape
 from blockconv.core.errors import ArgumentError
@@ -15,7 +15,11 @@ from blockconv.network.graph import Network, Node, holds, same_array
 from blockconv.network.limits import Limits
 from blockconv.network.ops import Convolution, Op, Reshape
 
-A = TypeVar("A", bound=Op)
+
+class Found(Node):
+    """A node of a kind that a rule looks for: its attributes are of this kind."""
+
+    attributes: Any
 
 
 class Edit:
@@ -27,7 +31,7 @@ class Edit:
         self.nodes: dict[str, Node] = {node.name: node for node in network.nodes}
         self.merged = dict(network.merged)
         self.changes = 0
-        self._producers = dict(network.producers)
+        self._producers: dict[str, Any] = dict(network.producers)
         # An output is read by the caller too.
         self._reads = {name: len(nodes) + (name in network.outputs) for name, nodes in network.readers.items()}
         self._values = {name: (tensor.shape, tensor.type) for name, tensor in network.tensors.items()}
@@ -42,25 +46,23 @@ class Edit:
         """A value's element type."""
         return self._values[name][1]
 
-    def producer(self, name: str, kind: builtins.type[A]) -> tuple[Node, A] | None:
-        """The node of that kind that produces a value, and its attributes."""
+    def producer(self, name: str, *kinds: builtins.type[Op]) -> Found | None:
+        """The node that produces a value, if it is of one of these kinds."""
         node = self._producers.get(name)
-        if node is not None and isinstance(node.attributes, kind):
-            return node, node.attributes
-        return None
+        return node if node is not None and isinstance(node.attributes, kinds) else None
 
-    def private(self, name: str, kind: builtins.type[A]) -> tuple[Node, A] | None:
+    def private(self, name: str, *kinds: builtins.type[Op]) -> Found | None:
         """The same if the value is read once, and not given by the network: then it may vanish."""
-        return self.producer(name, kind) if self._reads[name] == 1 else None
+        return self.producer(name, *kinds) if self._reads[name] == 1 else None
 
-    def above(self, name: str, *kinds: builtins.type[Op], shared: bool = False) -> list[tuple[Node, Any]]:
+    def above(self, name: str, *kinds: builtins.type[Op], shared: bool = False) -> list[Found]:
         """The nodes of these kinds above a value, each the maker of the one before's first input; empty without one.
 
         shared: also if others read their values.
         """
-        found: list[tuple[Node, Any]] = []
+        found: list[Found] = []
         for kind in kinds:
-            one = (self.producer if shared else self.private)(found[-1][0].inputs[0] if found else name, kind)
+            one = (self.producer if shared else self.private)(found[-1].src if found else name, kind)
             if one is None:
                 return []
             found.append(one)
@@ -133,7 +135,7 @@ class Edit:
 
         False, and nothing is done, if its value is an output, or of another shape or type than its input.
         """
-        source = node.inputs[0]
+        source = node.src
         if node.output in self.network.outputs or self._values[node.output] != self._values[source]:
             return False
         self.replace((node,))
@@ -164,7 +166,7 @@ class Edit:
         `before` vanishes if nothing else reads it.
         """
         old = (before, node) if self._reads[before.output] == 1 else (node,)
-        inputs = (*node.inputs[:at], before.inputs[0], *node.inputs[at + 1 :])
+        inputs = (*node.inputs[:at], before.src, *node.inputs[at + 1 :])
         return self.replace(old, replace(node, attributes=attributes, inputs=inputs, **parts))
 
     def exchange(self, before: Node, node: Node, inputs: tuple[str, ...]) -> bool:
@@ -230,8 +232,8 @@ def rule(of: Callable[..., bool], shared: bool = False) -> Rule:
             return False
         if before is None:
             return of(edit, node, node.attributes, **more)
-        found = (edit.producer if shared else edit.private)(node.inputs[0], before)
-        return found is not None and of(edit, node, node.attributes, *found, **more)
+        found = (edit.producer if shared else edit.private)(node.src, before)
+        return found is not None and of(edit, node, node.attributes, found, found.attributes, **more)
 
     return apply
 
@@ -390,8 +392,8 @@ def _divides_alike(before: Network, other: Network) -> bool:
     return all(len(some) == len(dict(some)) == len({to for _, to in some}) for some in places.values())
 
 
-def adding_convolution(edit: Edit, node: Node, takes: Callable[[Any], bool]) -> tuple[Node, Any, int] | None:
-    """(a convolution that can add the other input of an addition in its store, its attributes, which input that is).
+def adding_convolution(edit: Edit, node: Node, takes: Callable[[Any], bool]) -> tuple[Found, int] | None:
+    """(a convolution that can add the other input of an addition in its store, which input that is).
 
     takes(attributes): whether a convolution can. If both inputs come from one, the later does. None if neither can.
     """
@@ -401,8 +403,8 @@ def adding_convolution(edit: Edit, node: Node, takes: Callable[[Any], bool]) -> 
     found = []
     for name, other in ((first, 1), (second, 0)):
         conv = edit.private(name, Convolution)
-        if conv is None or len(conv[0].inputs) >= conv[1].inputs[-1] or not conv[1].activation.is_identity:
+        if conv is None or len(conv.inputs) >= conv.attributes.inputs[-1] or not conv.attributes.activation.is_identity:
             continue
-        if takes(conv[1]) and edit.shape(node.inputs[other]) == edit.shape(node.output) == edit.shape(name):
-            found.append((*conv, other))
+        if takes(conv.attributes) and edit.shape(node.inputs[other]) == edit.shape(node.output) == edit.shape(name):
+            found.append((conv, other))
     return max(found, key=lambda one: edit.position(one[0]), default=None)

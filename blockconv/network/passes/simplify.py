@@ -38,7 +38,7 @@ LEAST = float(np.finfo(np.float32).tiny)
 
 def _idle(edit: Edit, node: Node) -> bool:
     """Ops that change nothing vanish."""
-    a, src = node.attributes, edit.shape(node.inputs[0])
+    a, src = node.attributes, edit.shape(node.src)
     idle = (
         (isinstance(a, Activate) and a.activation.is_identity)
         or (isinstance(a, Reshape) and edit.shape(node.output) == src)
@@ -69,7 +69,7 @@ def _transpose_of_transpose(edit: Edit, node: Node, a: Transpose, before: Node, 
 @rule
 def elementwise_after_reshape(edit: Edit, node: Node, a: Activate | Affine | Cast, before: Node, b: Reshape) -> bool:
     """Elementwise ops go before a reshape, where the op that computes the values can take them in."""
-    src, dst = edit.shape(before.inputs[0]), edit.shape(node.output)
+    src, dst = edit.shape(before.src), edit.shape(node.output)
     return (not isinstance(a, Affine) or src[:2] == dst[:2]) and edit.exchange(before, node, before.inputs)
 
 
@@ -80,17 +80,17 @@ def _binary_after_reshape(edit: Edit, node: Node, a: Binary) -> bool:
         before = edit.private(other, Reshape)
         if before is None:
             continue
-        src, dst = edit.shape(before[0].inputs[0]), edit.shape(node.output)
+        src, dst = edit.shape(before.src), edit.shape(node.output)
         wide = (1,) * (len(dst) - constant.ndim) + constant.shape
         axes = [axis for axis, size in enumerate(wide) if size > 1]
-        if len(src) < 2 or 0 in dst or edit.shape(before[0].output) != dst or len(axes) != 1:
+        if len(src) < 2 or 0 in dst or edit.shape(before.output) != dst or len(axes) != 1:
             continue
         axis = axes[0]
         if (src[1], src[0]) != (wide[axis], math.prod(dst[:axis])) or src[:2] == dst[:2]:
             continue
         along = edit.constant(f"{node.name}.channels", constant.reshape(-1, *(1,) * (len(src) - 2)))
-        inputs = (before[0].inputs[0], along)
-        return edit.exchange(before[0], node, inputs if at else inputs[::-1])
+        inputs = (before.src, along)
+        return edit.exchange(before, node, inputs if at else inputs[::-1])
     return False
 
 
@@ -99,12 +99,12 @@ def _broadcast_once(edit: Edit, node: Node, a: Binary) -> bool:
     """Arithmetic broadcasts operands itself, so it reads an operand as it was before a product with ones."""
     for at in (0, 1):
         before = edit.producer(node.inputs[at], Binary)
-        if not before or before[1].kind != "mul" or not before[1].activation.is_identity:
+        if not before or before.attributes.kind != "mul" or not before.attributes.activation.is_identity:
             continue
         for k in (0, 1):
-            ones, other = edit.constants.get(before[0].inputs[k]), node.inputs[1 - at]
+            ones, other = edit.constants.get(before.inputs[k]), node.inputs[1 - at]
             if ones is not None and edit.shape(other) == edit.shape(node.output) and even(ones) == 1:
-                src = before[0].inputs[1 - k]
+                src = before.inputs[1 - k]
                 return edit.replace((node,), replace(node, inputs=(src, other) if at == 0 else (other, src)))
     return False
 
@@ -113,9 +113,9 @@ def _broadcast_once(edit: Edit, node: Node, a: Binary) -> bool:
 def _concat_of_concat(edit: Edit, node: Node, a: Concat) -> bool:
     for i, name in enumerate(node.inputs):
         before = edit.private(name, Concat)
-        if before and before[1] == a:
-            inputs = (*node.inputs[:i], *before[0].inputs, *node.inputs[i + 1 :])
-            return edit.replace((before[0], node), replace(node, inputs=inputs))
+        if before and before.attributes == a:
+            inputs = (*node.inputs[:i], *before.inputs, *node.inputs[i + 1 :])
+            return edit.replace((before, node), replace(node, inputs=inputs))
     return False
 
 
@@ -123,13 +123,14 @@ def _concat_of_concat(edit: Edit, node: Node, a: Concat) -> bool:
 def _concat_of_parts(edit: Edit, node: Node, a: Concat) -> bool:
     """Parts of one value, put together in another order, are a gather: `roll`, and pads that wrap."""
     found = [part for name in node.inputs if (part := edit.private(name, Slice)) is not None]
-    if len(found) < len(node.inputs) or {(part.inputs, b.axis) for part, b in found} != {(found[0][0].inputs, a.axis)}:
+    known = {(part.inputs, part.attributes.axis) for part in found}
+    if len(found) < len(node.inputs) or known != {(found[0].inputs, a.axis)}:
         return False
-    indices = tuple(b.begin + k * b.step for _, b in found for k in range(b.size))
-    if len({part.name for part, _ in found}) < len(found) or not indices:
+    indices = tuple(b.begin + k * b.step for b in (part.attributes for part in found) for k in range(b.size))
+    if len({part.name for part in found}) < len(found) or not indices:
         return False
-    made = replace(node, attributes=Gather(a.axis, indices), inputs=found[0][0].inputs)
-    return edit.replace((*(part for part, _ in found), node), made)
+    made = replace(node, attributes=Gather(a.axis, indices), inputs=found[0].inputs)
+    return edit.replace((*found, node), made)
 
 
 @rule
@@ -156,7 +157,7 @@ def _concat_of_longest_prefix(edit: Edit, node: Node, a: Concat) -> bool:
 @rule
 def _mean_is_pool(edit: Edit, node: Node, a: ReduceMean) -> bool:
     """A mean over H and W is a global pool."""
-    if len(edit.shape(node.inputs[0])) != 4 or a.axes != (2, 3):
+    if len(edit.shape(node.src)) != 4 or a.axes != (2, 3):
         return False
     pool = replace(node, attributes=Pool2d("avg_exclude_padding"))
     if a.keepdims:
@@ -169,15 +170,15 @@ def _mean_is_pool(edit: Edit, node: Node, a: ReduceMean) -> bool:
 @rule
 def _shuffle(edit: Edit, node: Node, a: Reshape, middle: Node, turn: Transpose) -> bool:
     """Reshape, transpose, reshape: how networks spell the shuffles of channels and of pixels."""
-    first = edit.private(middle.inputs[0], Reshape)
+    first = edit.private(middle.src, Reshape)
     if first is None:
         return False
-    src, split, dst = (edit.shape(name) for name in (first[0].inputs[0], first[0].output, node.output))
+    src, split, dst = (edit.shape(name) for name in (first.src, first.output, node.output))
     if len(src) != 4 or len(dst) != 4 or 0 in src:
         return False
     for shuffle, shape, perm in _shuffles(src, dst, split):
         if _loops(shape, perm) == _loops(split, turn.perm):
-            return edit.replace((first[0], middle, node), replace(node, attributes=shuffle, inputs=first[0].inputs))
+            return edit.replace((first, middle, node), replace(node, attributes=shuffle, inputs=first.inputs))
     return False
 
 
@@ -311,7 +312,7 @@ def _affine_of_affine(edit: Edit, node: Node, a: Affine, before: Node, b: Affine
     if not b.activation.is_identity:
         return False
     scale, shift = joined_factors(edit, before, node)
-    return put_affine(edit, (before, node), before.inputs[0], scale, shift, a.activation)
+    return put_affine(edit, (before, node), before.src, scale, shift, a.activation)
 
 
 CHANNELS = (_binary_is_affine, _bound_is_clip, _affine_of_affine)

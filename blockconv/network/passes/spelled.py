@@ -50,7 +50,7 @@ def _activation(edit: Edit, node: Node, a: Affine | Binary) -> bool:
     gates, values = _gates_above(edit, node) if a.activation.is_identity else ([], [])
     near = {8: 1e-12, 4: 2e-6}.get(edit.type(node.output).itemsize, 1e-2)
     for (gate, (kind, line, height)), x in itertools.product(gates, values):
-        inner, outer = _expression(edit, gate.inputs[0], x, None), _expression(edit, node.output, x, gate)
+        inner, outer = _expression(edit, gate.src, x, None), _expression(edit, node.output, x, gate)
         if inner is None or outer is None:
             continue
         gated = inner.plain * line[1]
@@ -93,14 +93,15 @@ def _gates_above(edit: Edit, node: Node) -> tuple[list[tuple[Node, _Unit]], list
             before = edit.producer(name, Op)
             if before is None:
                 continue
-            unit = _unit(before[1].activation) if isinstance(before[1], Activate) else None
+            a = before.attributes
+            unit = _unit(a.activation) if isinstance(a, Activate) else None
             if unit is not None:
-                gates.append((before[0], unit))
-            if unit is not None or (isinstance(before[1], (Affine, Binary)) and before[1].activation.is_identity):
-                waiting.append(before[0])
+                gates.append((before, unit))
+            if unit is not None or (isinstance(a, (Affine, Binary)) and a.activation.is_identity):
+                waiting.append(before)
     for gate, _ in gates[:1]:
-        line = edit.private(gate.inputs[0], Affine)
-        values |= {line[0].inputs[0]: None} if line else {}
+        line = edit.private(gate.src, Affine)
+        values |= {line.src: None} if line else {}
     return gates, list(values)
 
 
@@ -114,10 +115,9 @@ def _expression(edit: Edit, name: str, x: str, gate: Node | None, left: int = _M
     if constant is not None:
         value = even(constant)
         return None if value is None else _Expression(np.array([value]), np.zeros(1), {})
-    before: Any = edit.producer(name, Affine) or edit.producer(name, Binary)
-    if before is None or left == 0 or not before[1].activation.is_identity:
+    node = edit.producer(name, Affine, Binary)
+    if node is None or left == 0 or not (a := node.attributes).activation.is_identity:
         return None
-    node, a = before
     made, *others = (_expression(edit, one, x, gate, left - 1) for one in node.operands)
     for kind, other in zip(("mul", "add") if isinstance(a, Affine) else (a.kind,), others, strict=True):
         made = None if made is None or other is None else _combined(made, kind, other)
@@ -171,21 +171,21 @@ def _normalised(edit: Edit, node: Node, x: str, root: str) -> bool:
         inverse = edit.producer(root, Binary)
         if (
             inverse is None
-            or inverse[1].kind != "div"
-            or even(edit.constants.get(inverse[0].inputs[0], np.zeros(2))) != 1
+            or inverse.attributes.kind != "div"
+            or even(edit.constants.get(inverse.src, np.zeros(2))) != 1
         ):
             return False
-        nodes.append(inverse[0])
-        root = inverse[0].inputs[1]
+        nodes.append(inverse)
+        root = inverse.inputs[1]
     found = edit.above(root, Activate, Affine, ReduceMean, Binary, shared=True)
     if not found:
         return False
-    (_, sqrt), (shifted, line), (_, variance), (square, product) = found
-    factor, epsilon = map(even, edit.parameters(shifted))
-    nodes += [one for one, _ in found]
+    sqrt, line, variance, product = (one.attributes for one in found)
+    factor, epsilon = map(even, edit.parameters(found[1]))
+    nodes += found
     is_norm = (
         product.kind == "mul"
-        and square.inputs == (x, x)
+        and found[3].inputs == (x, x)
         and variance.keepdims
         and sqrt.activation == function("sqrt")
         and factor == 1
@@ -197,10 +197,10 @@ def _normalised(edit: Edit, node: Node, x: str, root: str) -> bool:
     if not is_norm:
         return False
     norm, less = GroupNorm(1, epsilon or 0.0), edit.producer(x, Binary)
-    mean = edit.producer(less[0].inputs[1], ReduceMean) if less else None
-    if less and mean and less[1] == Binary("sub") and mean[1] == variance:
-        centred, source = [*nodes, less[0], mean[0]], less[0].inputs[0]
-        if mean[0].inputs == (source,) and _alone(edit, {one.name: one for one in centred}, node):
+    mean = edit.producer(less.inputs[1], ReduceMean) if less else None
+    if less and mean and less.attributes == Binary("sub") and mean.attributes == variance:
+        centred, source = [*nodes, less, mean], less.src
+        if mean.inputs == (source,) and _alone(edit, {one.name: one for one in centred}, node):
             return _put_norm(edit, centred[::-1], source, variance.axes, norm)
     is_alone = _alone(edit, {one.name: one for one in nodes}, node)
     return is_alone and _put_norm(edit, nodes[::-1], x, variance.axes, replace(norm, centred=False))
@@ -240,11 +240,11 @@ def _affine_into_norm(edit: Edit, node: Node, a: Affine, before: Node, norm: Gro
 @rule
 def norm_of_pixels(edit: Edit, node: Node, a: Transpose, last: Node, b: Reshape) -> bool:
     """Layer normalisation of channels, between transposes to the last axis and back, becomes one of each pixel."""
-    found = edit.above(last.inputs[0], GroupNorm, Reshape, Transpose)
-    if not found or (a.perm, found[2][1].perm) != ((0, 3, 1, 2), (0, 2, 3, 1)):
+    found = edit.above(last.src, GroupNorm, Reshape, Transpose)
+    if not found or (a.perm, found[2].attributes.perm) != ((0, 3, 1, 2), (0, 2, 3, 1)):
         return False
-    (norm, of), (before, _), (first, _) = found
-    src = edit.shape(first.inputs[0])
+    (norm, before, first), of = found, found[0].attributes
+    src = edit.shape(first.src)
     if of.groups != 1 or edit.shape(before.output)[1:] != src[1:2] or edit.shape(node.output) != src:
         return False
     new = replace(node, attributes=replace(of, per_pixel=True), inputs=first.inputs, parameters=norm.parameters)

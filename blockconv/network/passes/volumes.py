@@ -19,7 +19,7 @@ def _on_images(edit: Edit, node: Node) -> bool:
     """
     a, inputs = node.attributes, list(node.inputs)
     before = {name: edit.producer(name, Transpose) for name in inputs if name not in edit.constants}
-    slices = {name: one[0].inputs[0] for name, one in before.items() if one and one[1].perm == TO_VOLUME}
+    slices = {name: one.src for name, one in before.items() if one and one.attributes.perm == TO_VOLUME}
     whole = edit.shape(node.output)
     if (
         not slices

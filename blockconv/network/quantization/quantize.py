@@ -232,7 +232,7 @@ def _report(
 def _runs_as(made: Network, node: Node) -> str:
     """The type of a node's output; for a convolution of integers that gives floats, of its input."""
     if isinstance(node.attributes, QuantizedConv2d) and node.attributes.dtype == "float32":
-        return str(made.tensors[node.inputs[0]].dtype)
+        return str(made.tensors[node.src].dtype)
     return str(made.tensors[node.output].dtype)
 
 

@@ -51,7 +51,7 @@ def quantizable(network: Network, excluded: Collection[str], dtype: IntegerType)
             continue
         if isinstance(node.attributes, Conv2d):
             if takes_integers(network, node):
-                wanted.add(node.inputs[0])
+                wanted.add(node.src)
                 wanted |= set(flows[1:]) if node.output in wanted else set()
         elif node.output in wanted and flows == list(node.inputs):
             if moves_integers(node.attributes, element(dtype)):
@@ -107,8 +107,8 @@ def rewritten(
         nodes += _there_and_back(name, names[name], name, values[name])
     for node in network.nodes:
         made = replace(node, inputs=tuple(names.get(name, name) for name in node.inputs))
-        if isinstance(node.attributes, Conv2d) and node.name not in excluded and node.inputs[0] in values:
-            scale = values[node.inputs[0]].quantization.scale
+        if isinstance(node.attributes, Conv2d) and node.name not in excluded and node.src in values:
+            scale = values[node.src].quantization.scale
             made, before = _with_integer_weights(made, constants, float(scale), weights)
             nodes += before
         if node.output in values:
