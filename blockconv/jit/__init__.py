@@ -10,6 +10,7 @@ from blockconv.jit.families import (
     kernel,
     telling,
     unrolled_kernel,
+    unswitched_kernel,
 )
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "kernel",
     "telling",
     "unrolled_kernel",
+    "unswitched_kernel",
 ]

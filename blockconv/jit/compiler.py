@@ -1,6 +1,7 @@
 """From a kernel's Python body to object code, and from object code to an address.
 
-`translate` emits LLVM IR of the body. A kernel is one function, which LLVM optimises once and makes machine code of.
+`translate` emits LLVM IR of the body. A kernel is one function with its vectors written out, so one round of
+LLVM's simplification is enough: the passes for a module inline, vectorise, unroll and simplify once more.
 
 LLVM's ORC links object code, fresh or from disk, into a library for each kernel. Numba's engine has no part in it,
 because it becomes slower with each module that was ever added.
@@ -9,6 +10,7 @@ because it becomes slower with each module that was ever added.
 import functools
 import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -25,6 +27,16 @@ llvm.initialize_native_asmparser()  # dot products of Arm are assembly
 
 
 # ---------------------------------------------------------------- code
+
+
+class Passes(NamedTuple):
+    """How much LLVM optimises: its level, and whether by the passes for a module, not only by those for a function."""
+
+    level: int
+    of_module: bool = False
+
+
+SIMPLIFY, UNSWITCH, UNROLL = Passes(2), Passes(3), Passes(3, of_module=True)
 
 
 class Code:
@@ -62,22 +74,21 @@ def _machine():
 
 
 @garbage_at_the_end()
-def generate(name: str, body: Callable[[int, int, int, int], None], unroll: bool = False) -> Code:
-    """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`.
-
-    unroll: whether LLVM may unroll its loops.
-    """
-    return on_own_stack(lambda: _generate(name, body, unroll))
+def generate(name: str, body: Callable[[int, int, int, int], None], passes: Passes = SIMPLIFY) -> Code:
+    """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`."""
+    return on_own_stack(lambda: _generate(name, body, passes))
 
 
 @ieee
-def _generate(name: str, body: Callable[[int, int, int, int], None], unroll: bool) -> Code:
+def _generate(name: str, body: Callable[[int, int, int, int], None], passes: Passes) -> Code:
     module = llvm.parse_assembly(lower(name, body))
     options = llvm.create_pipeline_tuning_options()
-    options.speed_level = 3
-    options.loop_vectorization, options.slp_vectorization, options.loop_unrolling = True, False, unroll
+    options.speed_level, options.slp_vectorization = passes.level, False
     builder = llvm.create_pass_builder(_machine(), options)
-    builder.getModulePassManager().run(module, builder)
+    if passes.of_module:
+        builder.getModulePassManager().run(module, builder)
+    else:
+        builder.getFunctionPassManager().run(module.get_function(name), builder)
     return Code(module)
 
 

@@ -24,7 +24,7 @@ from blockconv.core import target
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.progress import Progress
 from blockconv.jit import cache
-from blockconv.jit.compiler import Code, generate, link
+from blockconv.jit.compiler import SIMPLIFY, UNROLL, UNSWITCH, Code, Passes, generate, link
 from blockconv.jit.kernel_cache import warn_once
 from blockconv.jit.records import integers_of, parameters_of
 
@@ -59,13 +59,13 @@ class KernelFamily:
 
     The decorated ``family(*params)`` is the kernel compiled for these integers, and records of them. The body may close
     over these only: they are the specialisation and the cache key. The builder gets records where its parameters are
-    annotated so. unroll: whether LLVM may unroll its loops.
+    annotated so. passes: of LLVM.
     """
 
-    def __init__(self, build: Build, unroll: bool = False) -> None:
+    def __init__(self, build: Build, passes: Passes = SIMPLIFY) -> None:
         functools.update_wrapper(self, build)
         self.__name__ = build.__name__
-        self._build, self._unroll = build, unroll
+        self._build, self._passes = build, passes
         self._kernels: dict[tuple[int, ...], Kernel] = {}
 
     def __call__(self, *given) -> Kernel:
@@ -114,7 +114,7 @@ class KernelFamily:
     def generate(self, *params) -> Code:
         """The code of a kernel for the machine that kernels are made for, which may be another one."""
         body = self._build(*parameters_of(self._build, integers_of(params)))
-        return generate(self.name(*params), body, self._unroll)
+        return generate(self.name(*params), body, self._passes)
 
     def _load(self, params: tuple[int, ...]) -> Kernel | None:
         name = self.name(*params)
@@ -123,9 +123,11 @@ class KernelFamily:
 
 
 kernel = KernelFamily
-# For a kernel that is faster if LLVM unrolls its loops: copies, and element by element. Unrolling takes LLVM a third of
-# its time. Most kernels unroll the loops that count by themselves.
-unrolled_kernel = functools.partial(KernelFamily, unroll=True)
+# Most kernels write out their vectors and unroll the loops that count. LLVM takes a third longer to move branches out
+# of loops, which windows of any shape and references gain by, and twice as long to unroll and vectorise as well, which
+# copies gain by.
+unswitched_kernel = functools.partial(KernelFamily, passes=UNSWITCH)
+unrolled_kernel = functools.partial(KernelFamily, passes=UNROLL)
 
 
 # ---------------------------------------------------------------- many kernels at once

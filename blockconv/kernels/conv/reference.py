@@ -20,7 +20,7 @@ class ReferenceArguments(ConvOperands, ConvSizes):
     destination = group(Geometry, "the destination's strides")
 
 
-@jit.kernel
+@jit.unswitched_kernel
 def conv_reference(itemsize):
     """A task is one row of one output channel, padding channels included (they are zero)."""
 

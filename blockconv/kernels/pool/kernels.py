@@ -225,7 +225,7 @@ def pool_tiles(reduction: PoolReduction, tile: PoolTile):
     return kernel
 
 
-@jit.kernel
+@jit.unswitched_kernel
 def pool_windows(reduction: PoolReduction, vectors, unroll, indices):
     """A task is rows of outputs, or some channels of them; each output by itself, whatever its window's size.
 

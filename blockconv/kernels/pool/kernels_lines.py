@@ -238,7 +238,7 @@ def _offset(strides, n, c, h, w):
     return at + h * strides.row + w * strides.col
 
 
-@jit.kernel
+@jit.unswitched_kernel
 def pool_reference(operation, element, indices):
     """From any layout to any other; a task is one row of one channel, padding channels included (they stand for zero).
 
