@@ -12,10 +12,11 @@ in their order. Python fills a block by keyword, and a kernel reads it by name:
 
     Window(src=Buffer(0), row=64, rows=9)  # in Python: a tuple of the words in order, which are read by name too
 
-    def kernel(args, first, last, scratch):  # compiled
-        window = Window(args)  # a view of the block at this address; it costs nothing
+    def kernel(window: Window, first, last, scratch):  # compiled; a view of the block at this address costs nothing
         for h in range(window.rows):  # one load
             zero(window.src + h * window.row, window.row)
+
+A kernel's own parameters become views by their annotations; elsewhere ``Window(address)`` is one.
 
 A field may be a block itself (`group`), or several blocks of one kind (`table`). A class that inherits from others
 begins with their words. `Window.load` loads all words at once, for code that is written as LLVM IR.

@@ -74,13 +74,13 @@ def _machine():
 
 
 @garbage_at_the_end()
-def generate(name: str, body: Callable[[int, int, int, int], None], passes: Passes = SIMPLIFY) -> Code:
+def generate(name: str, body: Callable[..., None], passes: Passes = SIMPLIFY) -> Code:
     """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`."""
     return on_own_stack(lambda: _generate(name, body, passes))
 
 
 @ieee
-def _generate(name: str, body: Callable[[int, int, int, int], None], passes: Passes) -> Code:
+def _generate(name: str, body: Callable[..., None], passes: Passes) -> Code:
     module = llvm.parse_assembly(lower(name, body))
     options = llvm.create_pipeline_tuning_options()
     options.speed_level, options.slp_vectorization = passes.level, False
@@ -92,7 +92,7 @@ def _generate(name: str, body: Callable[[int, int, int, int], None], passes: Pas
     return Code(module)
 
 
-def lower(name: str, body: Callable[[int, int, int, int], None]) -> str:
+def lower(name: str, body: Callable[..., None]) -> str:
     """LLVM IR of the C function `name`, which is `body` of four int64s, not optimised."""
     module = ir.Module(name)
     module.triple, module.data_layout = _machine().triple, str(_machine().target_data)

@@ -28,7 +28,7 @@ from blockconv.jit.compiler import SIMPLIFY, UNROLL, UNSWITCH, Code, Passes, gen
 from blockconv.jit.kernel_cache import warn_once
 from blockconv.jit.records import integers_of, parameters_of
 
-Build = Callable[..., Callable[[int, int, int, int], None]]  # of a kernel's Python body
+Build = Callable[..., Callable[..., None]]  # of a kernel's Python body
 _lock = threading.RLock()  # one thread compiles at a time
 
 
@@ -58,8 +58,8 @@ class KernelFamily:
     """Decorator: ``build(*params)`` returns a kernel's Python body, ``body(args, first, last, scratch)``.
 
     The decorated ``family(*params)`` is the kernel compiled for these integers, and records of them. The body may close
-    over these only: they are the specialisation and the cache key. The builder gets records where its parameters are
-    annotated so. passes: of LLVM.
+    over these only: they are the specialisation and the cache key. The builder gets records, element types and flags
+    where its parameters are annotated so. The body may take fewer of the four. passes: of LLVM.
     """
 
     def __init__(self, build: Build, passes: Passes = SIMPLIFY) -> None:

@@ -3,6 +3,7 @@
 A field is declared once, and records that share fields are made of one another:
 
 - A kernel family takes records of integers, by the annotations of its builder: ``build(spec: Spec, columns: Columns)``.
+  A parameter or a field that is annotated as an `ElementType` or a bool is one integer.
 - Where a blocking has what a kernel is compiled for, both inherit these fields from one dataclass.
 - `fill` makes any record of those that have its fields, so that nothing copies ``name=x.name``.
 """
@@ -14,6 +15,8 @@ import operator
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
+
+from blockconv.core.types import ElementType
 
 _R = TypeVar("_R")
 
@@ -62,26 +65,31 @@ def _names(record: type) -> frozenset[str]:
 
 
 def integers_of(params: Iterable[Any]) -> Iterator[int]:
-    """The integers of parameters, each one integer or a record."""
+    """The integers of parameters, each one integer, the code of an element type, or a record."""
     for param in params:
-        if names := fields_of(type(param)):  # type: ignore[arg-type]
+        if isinstance(param, ElementType):
+            yield param.code
+        elif names := fields_of(type(param)):  # type: ignore[arg-type]
             yield from integers_of(getattr(param, name) for name in names)
         else:
             yield int(param)
 
 
 def parameters_of(build, integers: Iterable[int]) -> Iterator[Any]:
-    """The parameters of a builder: records where it is annotated so, else integers."""
+    """The parameters of a builder: records, element types and flags where it is annotated so, else integers."""
     left, hints = iter(integers), typing.get_type_hints(build)
     for name in build.__code__.co_varnames[: build.__code__.co_argcount]:
-        if fields_of(hints.get(name)):
-            yield _taken(hints[name], left)
+        kind = hints.get(name, int)
+        if fields_of(kind):
+            yield _taken(kind, left)
         else:
-            yield from itertools.islice(left, 1)  # one with a default may be left out
+            yield from map(kind, itertools.islice(left, 1))  # one with a default may be left out
     yield from left
 
 
 def _taken(kind, left: Iterator[int]):
+    if kind is ElementType:
+        return kind.of(next(left))
     names = fields_of(kind)
     if not names:
         return kind(next(left))

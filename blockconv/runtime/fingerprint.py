@@ -65,11 +65,10 @@ def line_of(span: Any, phase: int, i: int) -> int:
 
 
 @jit.kernel
-def compare_lines() -> Callable[[int, int, int, int], None]:
+def compare_lines() -> Callable[..., None]:
     """Its only argument is the address of the block."""
 
-    def kernel(args: int, first: int, last: int, scratch: int) -> None:
-        a = LinesArgs(args)
+    def kernel(a: LinesArgs) -> None:
         keeps, count = a.keeps, a.count
         for k in range(0 if keeps else count):  # all requests to memory first: it serves many at once
             span = a.spans[k]

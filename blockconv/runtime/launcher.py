@@ -181,8 +181,7 @@ def launch_worker(position):  # type: ignore[no-untyped-def]
 def launch_alone():  # type: ignore[no-untyped-def]
     """The same run by the calling thread alone, without counters; called with the `RunRecord`'s address only."""
 
-    def alone(record, unused_first, unused_last, unused_scratch):  # type: ignore[no-untyped-def]
-        run = RunRecord(record)
+    def alone(run: RunRecord):  # type: ignore[no-untyped-def]
         table = LaunchEntry(run.table)
         scratch = run.scratch
         for i in range(run.launches):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
+from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, group, held, table, word
 from blockconv.jit.compiler import generate, link
 from blockconv.jit.ir import call_kernel, emitted, load_i64, store_i64
@@ -207,6 +208,24 @@ def test_a_family_takes_records_as_integers() -> None:
     assert [*parameters_of(build, [2, 3, 4, 5, 1, 6])] == [*given, 6]
     assert [*parameters_of(lambda *numbers: None, [1, 2])] == [1, 2]
     assert (fields_of(Copy)[:2], fields_of(int)) == (("src", "oh"), ())
+
+
+class Copied(NamedTuple):
+    """What is copied."""
+
+    src: ElementType
+    is_whole: bool
+
+
+def test_a_family_takes_element_types_and_flags_as_integers() -> None:
+    def build(kind: ElementType, copied: Copied, flag: bool, number: int, last: bool = False) -> Any: ...
+
+    half, byte = element("bfloat16"), element("uint8")
+    given = half, Copied(byte, True), False, 3
+    assert [*integers_of(given)] == [half.code, byte.code, 1, 0, 3]
+    found = [*parameters_of(build, integers_of(given))]
+    assert found == [*given]
+    assert [type(x) for x in (found[1].is_whole, found[2], found[3])] == [bool, bool, int]
 
 
 def test_declarations_are_checked() -> None:

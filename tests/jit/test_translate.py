@@ -14,6 +14,7 @@ from numba.core.registry import cpu_target
 
 from blockconv.core import target
 from blockconv.core.types import element
+from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import generate, link
 from blockconv.jit.ir import as_float64, emitted, load_f, load_i64, store_bits, store_f, store_i64
 from blockconv.jit.values import KernelError
@@ -49,6 +50,31 @@ def agrees(function: Callable[[int, int], Any], pairs: list[tuple[int, int]]) ->
 PAIRS = [(a, b) for a in NUMBERS for b in NUMBERS]
 SIGNS = ("+", "-", "*", "//", "%", "&", "|", "^", "<", "<=", ">", ">=", "==", "!=")
 OPERATIONS = ("add", "sub", "mul", "floordiv", "mod", "and_", "or_", "xor", "lt", "le", "gt", "ge", "eq", "ne")
+
+
+class Span(Arguments):
+    """A word and where it is copied to."""
+
+    value = word("what is copied")
+    to = word("where to", "address")
+
+
+def test_a_kernel_takes_views_where_it_says_so_and_no_more_than_it_needs() -> None:
+    def as_view(a: Span) -> None:
+        store_i64(a.to, 0, a.value + (Span(a.address).value == a.value))
+
+    def by_name(a: Span, first, last):  # type: ignore[no-untyped-def]
+        store_i64(a.to, 0, first + last)
+
+    def none() -> None: ...
+
+    out = np.zeros(1, np.int64)
+    block = np.array([41, out.ctypes.data], np.int64)
+    for body, wanted in ((as_view, 42), (by_name, 9), (none, 9)):
+        compiled("takes", body)(block.ctypes.data, 4, 5, 6)
+        assert out[0] == wanted
+    with pytest.raises(TypeError, match="missing a required argument: 'fifth'"):
+        generate("takes", lambda a, b, c, d, fifth: None)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -15,7 +15,7 @@ from blockconv.kernels.common.axis_walk import AxisArgs, axis_walk
 
 
 @jit.kernel
-def softmax(element, lanes, direction, log, zero_rows=0):
+def softmax(element: ElementType, lanes, direction, log, zero_rows=0):
     """The softmax, or with `log` its logarithm. The destination holds the powers between the visits.
 
     Scratch: powers, where elements are narrower than these. zero_rows: as of `SoftmaxProblem`.
@@ -54,7 +54,7 @@ def softmax(element, lanes, direction, log, zero_rows=0):
 
         w.each(result)
 
-    return axis_walk(ElementType.of(element), lanes, direction, body)
+    return axis_walk(element, lanes, direction, body)
 
 
 class LrnArgs(AxisArgs):
@@ -68,7 +68,7 @@ class LrnArgs(AxisArgs):
 
 
 @jit.kernel
-def lrn(element, lanes, direction, three_quarters):
+def lrn(element: ElementType, lanes, direction, three_quarters):
     """Scratch: the channels' squares, between zeros for channels that do not exist. three_quarters: beta is 0.75."""
 
     def body(w):
@@ -104,4 +104,4 @@ def lrn(element, lanes, direction, three_quarters):
         w.each(square)
         w.each(result)
 
-    return axis_walk(ElementType.of(element), lanes, direction, body)
+    return axis_walk(element, lanes, direction, body)

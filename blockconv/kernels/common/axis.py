@@ -55,9 +55,9 @@ class WalkedAxis(NamedTuple):
         return self.direction == ACROSS
 
     @property
-    def params(self) -> tuple[int, int, int]:
+    def params(self) -> tuple[ElementType, int, int]:
         """The first parameters of the axis's kernels."""
-        return self.element.code, self.lanes, self.direction
+        return self.element, self.lanes, self.direction
 
     @property
     def extents(self) -> int:
@@ -105,7 +105,7 @@ def walked_axis(request: Request, axis: int, given: Quantizations = None, gather
         extent=extent,
         stride=along[0].src if direction != ALONG and along else 0,
         tail=layout.padded_shape(shape)[axis] - size,
-        gathered=int(is_cut and gathers and size * itemsize <= m.second_level_cache // 4),
+        gathered=is_cut and gathers and size * itemsize <= m.second_level_cache // 4,
         own=0,
         **element_words(layout, shape, element, given),
     )

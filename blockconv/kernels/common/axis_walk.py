@@ -225,8 +225,8 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
             with partly:
                 body(AxisWalk(ends, x, direction, ends[0].below(x.positions)))
 
-    def along(args, first, last, scratch):
-        a = held(AxisArgs(args))
+    def along(args: AxisArgs, first, last, scratch):
+        a = held(args)
         size, extent, stride = a.size, a.extent, a.stride
         last_extent = (size - 1) // extent
         outer, inner = first // a.inner, first % a.inner
@@ -238,14 +238,14 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
             if in_blocks and a.gathered:
                 whole, blocks, step, x, y = size, 1, 0, scratch, scratch
                 gather_blocks(scratch, src, size * itemsize, extent * itemsize, stride)
-            run(AxisRun(x, y, size, whole, blocks, step, task, at, 1, own, args))
+            run(AxisRun(x, y, size, whole, blocks, step, task, at, 1, own, a.address))
             if in_blocks and a.gathered:
                 copy_blocks(dst, stride, scratch, extent * itemsize, size * itemsize, extent * itemsize)
             end = dst + last_extent * stride + (size - last_extent * extent) * itemsize
             fill_elements(itemsize, end, a.tail, a.blocks.zero)
 
-    def over_positions(args, first, last, scratch):
-        a = held(AxisArgs(args))
+    def over_positions(args: AxisArgs, first, last, scratch):
+        a = held(args)
         inner, size, stride = a.inner, a.size, a.stride
         vectors = (inner + lanes - 1) // lanes
         outer, following = first // vectors, first % vectors * lanes
@@ -253,7 +253,7 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
             position = following
             at = outer * a.outer_stride + position * itemsize
             number, left, own = outer * inner + position, inner - position, scratch + a.own
-            run(AxisRun(a.src + at, a.dst + at, size, 1, size, stride, number, at, left, own, args))
+            run(AxisRun(a.src + at, a.dst + at, size, 1, size, stride, number, at, left, own, a.address))
             outer, following = (outer, position + lanes) if left > lanes else (outer + 1, 0)
             for j in range(size if a.blocks.valid else 0):
                 zero_missing(a.blocks, a.dst, (at + j * stride) // itemsize, min(lanes, left), itemsize)

@@ -13,29 +13,25 @@ CONVERTED_LANES = 16  # of a converted vector, of bytes too: as many float32 fil
 
 
 class Moved(NamedTuple):
-    """The element types of a move: their codes in the source and in the destination.
+    """The element types of a move: in the source and in the destination.
 
     Bits have one type on both sides and are copied; numbers are converted.
     """
 
-    src: int
-    dst: int
-
-    @property
-    def types(self) -> tuple[ElementType, ElementType]:
-        return ElementType.of(self.src), ElementType.of(self.dst)
+    src: ElementType
+    dst: ElementType
 
     @property
     def is_converted(self) -> bool:
-        return self.types[0].kind != BITS
+        return self.src.kind != BITS
 
     @property
     def src_bytes(self) -> int:
-        return self.types[0].itemsize
+        return self.src.itemsize
 
     @property
     def dst_bytes(self) -> int:
-        return self.types[1].itemsize
+        return self.dst.itemsize
 
     @property
     def itemsize(self) -> int:
@@ -91,7 +87,7 @@ def convert_extents(builder, moved: Moved, lanes: int, one_vector: int, x: Conve
     """
     if not moved.is_converted:
         return
-    vectors, one = (read_and_written(builder, *moved.types, n, x.conversion) for n in (lanes, 1))
+    vectors, one = (read_and_written(builder, *moved, n, x.conversion) for n in (lanes, 1))
 
     def at(ends: tuple[Floats, Floats], k, src, dst) -> None:
         v, out = ends

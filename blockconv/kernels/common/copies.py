@@ -90,8 +90,7 @@ class FillArgs(Arguments):
 def fill_extents():
     """A task is an extent."""
 
-    def kernel(args, first, last, scratch):
-        a = FillArgs(args)
+    def kernel(a: FillArgs, first, last, scratch):
         size, fill = a.size, a.fill
         if a.given != 0:
             fill = load_i64(a.given, 0)
@@ -113,8 +112,7 @@ class SpreadArgs(Arguments):
 def spread_elements(itemsize: int):
     """A task is an element of the destination."""
 
-    def kernel(args, first, last, scratch):
-        a = SpreadArgs(args)
+    def kernel(a: SpreadArgs, first, last, scratch):
         for task in range(first, last):
             number, at = load_i64(a.table, task), a.dst + task * itemsize
             if number == 0:

@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core.activation import ActivationKind
-from blockconv.jit.ir import const, constants, counted, join, shuffle, transpose
+from blockconv.jit.ir import const, constants, counted, join, load_i64, shuffle, transpose
 from blockconv.jit.values import alloca_once, truth
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.halves import rounded, widened
@@ -29,7 +29,7 @@ from blockconv.kernels.common.requantize import (
     rounded_sum,
     times_inverse,
 )
-from blockconv.kernels.common.tile import Tile, to_store
+from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.unpacked import PARTS, in_order, split
 
 # Bytes of the vectors that are stored as fast with a mask as without: those of AVX-512. With AVX2 a masked store takes
@@ -186,7 +186,8 @@ class TileEpilogue:
         If no lane is in bounds, the address is the pixel's own. A fully masked store to an unmapped page behind the
         array writes nothing, but takes a processor hundreds of cycles.
         """
-        offset = to_store(self.b, self.out, j, bool(self.tile.has_parts))
+        step = self.out.dst_block
+        offset = load_i64.emit(self.b, step, const(j)) if self.tile.has_parts else j * step
         if not self.masked or self.tile.row:
             return pixel + offset, None
         limit = self.out.written - j * self.store_width

@@ -54,8 +54,7 @@ def interleave_rows(itemsize, lanes):
     """Interleave columns: two by vectors of `lanes`, or of fewer where there are fewer, or else element by element."""
     many, some = (_pairs_of(itemsize, count) for count in (lanes, FEW))
 
-    def kernel(args, first, last, scratch):
-        a = InterleaveArgs(args)
+    def kernel(a: InterleaveArgs, first, last, scratch):
         sh, sw, columns, parts = a.sh, a.sw, a.columns, InterleavedPlanes(a.planes)
         for task in range(first, last):
             part, plane = task % a.parts, task // a.parts

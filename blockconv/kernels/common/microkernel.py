@@ -88,7 +88,7 @@ class TileSpec(NamedTuple):
     k_blocked: int = 0
     burst: int = 0
     src_channel: int = 0
-    cut: int = 0
+    cut: bool = False
     parted: int = 0
     wei_width: int = 0
 
@@ -156,7 +156,7 @@ def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
         accs = _accumulators(builder, spec, run)
         _reduce(builder, spec, run, accs)
     else:
-        accs = reduce_shared(spec.tile.code(builder), spec.tile, spec.shared, spec.dot, run, bool(spec.cut))
+        accs = reduce_shared(spec.tile.code(builder), spec.tile, spec.shared, spec.dot, run, spec.cut)
     _finish(builder, spec, run, record, accs)
 
 
@@ -185,7 +185,7 @@ def finish_part(tile: Tile):
         v.restore(slots, accs)
         TileEpilogue(builder, tile, run, masked=True).finish(slots)
 
-    def kernel(record, dst, accs, unused):
+    def kernel(record, dst, accs):
         store(record, dst, accs)
 
     return kernel
@@ -256,7 +256,7 @@ def _reduce(builder, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
 
     # A pixel's channels of a step are as many bytes as the pixel has, at the least.
     ahead = range(0, spec.pixels, max(1, LINE // (spec.step * v.itemsize)))
-    how = spec.unrolled, spec.streamed, spec.burst, ahead, bool(spec.cut)
+    how = spec.unrolled, spec.streamed, spec.burst, ahead, spec.cut
     apart = spec.src_channel or v.itemsize
     Reduction(builder, run, spec.step, apart, spec.vectors * v.bytes, channel, *how).all_steps()
 

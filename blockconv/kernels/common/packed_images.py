@@ -1,7 +1,7 @@
 """Windows of an image whose pixels are packed, for Winograd convolution and for gradients of weights."""
 
 from blockconv import jit
-from blockconv.core.types import ElementType, element
+from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import const, emitted, fill_memory
 from blockconv.kernels.common.geometry import Geometry
@@ -40,11 +40,10 @@ class PackRecord(Arguments):
 @jit.kernel
 def pack_image(how: PixelPacking):
     """Pack pixels as a `PackRecord` says. Packed floats of 16 bits are in pairs."""
-    itemsize, in_pairs = ElementType.of(how.packed).itemsize, ElementType.of(how.packed).is_half
+    itemsize, in_pairs = how.packed.itemsize, how.packed.is_half
     pack_row, pair_row = pixel_packer(how), _row_pairer(how.lanes)
 
-    def kernel(record, unused_first, unused_last, unused_scratch):
-        a = PackRecord(record)
+    def kernel(a: PackRecord):
         strides = Geometry(a.strides)
         rows, cols, ih, iw, height, length, border = a.rows, a.cols, a.ih, a.iw, a.height, a.length, a.border
         step, pixel = a.col_step, a.width * itemsize

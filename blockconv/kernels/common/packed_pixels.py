@@ -21,7 +21,7 @@ TOGETHER = 4  # vectors of a pixel that are moved at once
 class PixelPacking(NamedTuple):
     """The parameters of code that packs pixels.
 
-    src, packed: codes of the element types; equal ones are moved as bits.
+    src, packed: the element types; equal ones are moved as bits.
     lanes: of a vector.
     contiguous: 1: channels of a pixel, or of a block of them, are contiguous; 2: pixels of a row are; 3: they are, and
         every second one is packed; 0: neither.
@@ -30,8 +30,8 @@ class PixelPacking(NamedTuple):
     columns: pixels of planes that are transposed together, a power of two; 0: `lanes`.
     """
 
-    src: int
-    packed: int
+    src: ElementType
+    packed: ElementType
     lanes: int
     contiguous: int
     unit: int = 0
@@ -74,7 +74,7 @@ def packing_of(strides: Geometry, src: ElementType, packed: ElementType, lanes: 
         contiguous = 1 + step
     # Vectors are made of blocks, where these are smaller.
     joins = contiguous == 1 and strides.length < lanes and lanes % strides.length == 0
-    return PixelPacking(src.code, packed.code, lanes, contiguous, strides.length if joins else 0)
+    return PixelPacking(src, packed, lanes, contiguous, strides.length if joins else 0)
 
 
 def pixel_packer(how: PixelPacking):
@@ -85,14 +85,13 @@ def pixel_packer(how: PixelPacking):
     return (_one_by_one, _by_channels, _by_planes, _by_planes)[how.contiguous](how)
 
 
-def matrix_packer(element: int, lanes: int, turned):
+def matrix_packer(kind: ElementType, lanes: int, turned):
     """pack(src, stride, dst, apart, width, rows, columns): packs rows of `width` elements, as they are computed with.
 
     turned: the elements of a column are contiguous, and not of a row. stride: from a row to the next, or then from a
     column to the next, in bytes. apart: from a vector of a packed row to the next. rows, columns: that exist.
     """
-    kind = ElementType.of(element)
-    pack = pixel_packer(PixelPacking(element, kind.computed.code, lanes, 2 if turned else 1))
+    pack = pixel_packer(PixelPacking(kind, kind.computed, lanes, 2 if turned else 1))
 
     def packed(src, stride, dst, apart, width, rows, columns):
         step, block, length = (kind.itemsize, stride, 1) if turned else (stride, 0, NO_BLOCK)
@@ -103,7 +102,7 @@ def matrix_packer(element: int, lanes: int, turned):
 
 def _by_channels(how: PixelPacking):
     lanes, unit = how.lanes, how.unit
-    src_bytes, itemsize = ElementType.of(how.src).itemsize, ElementType.of(how.packed).itemsize
+    src_bytes, itemsize = how.src.itemsize, how.packed.itemsize
     whole, several, part = _vector_mover(how), _vector_mover(how, TOGETHER), _mover(how)
     join_blocks = _joiner(how)
 
@@ -154,7 +153,7 @@ def _by_channels(how: PixelPacking):
 
 
 def _by_planes(how: PixelPacking):
-    lanes, src_bytes, itemsize = how.lanes, ElementType.of(how.src).itemsize, ElementType.of(how.packed).itemsize
+    lanes, src_bytes, itemsize = how.lanes, how.src.itemsize, how.packed.itemsize
     each, most, columns = how.contiguous - 1, how.narrow or lanes, how.columns or lanes
     square, rest = _transposer(how), _one_by_one(how)
 
@@ -173,7 +172,7 @@ def _by_planes(how: PixelPacking):
 
 
 def _one_by_one(how: PixelPacking):
-    itemsize, one = ElementType.of(how.packed).itemsize, _vector_mover(how._replace(lanes=1))
+    itemsize, one = how.packed.itemsize, _vector_mover(how._replace(lanes=1))
 
     def pack(x):
         pixel, at, room = x.width * itemsize, x.src, x.length - x.inside
@@ -193,10 +192,9 @@ def _one_by_one(how: PixelPacking):
 
 def _held_and_packed(builder, how: PixelPacking) -> tuple[Vectors, Vectors]:
     """Code for elements in memory, and for packed ones: floats of the type of computation, or the same bits."""
-    held = ElementType.of(how.src)
     if how.packed == how.src:
-        return Vectors(builder, held, how.lanes), Vectors(builder, held, how.lanes)
-    floats = Floats(builder, held, how.lanes)
+        return Vectors(builder, how.src, how.lanes), Vectors(builder, how.src, how.lanes)
+    floats = Floats(builder, how.src, how.lanes)
     return floats, floats.computed
 
 
@@ -248,8 +246,8 @@ def bits_transposer(
     itemsize: int, lanes: int, narrow: int = 0, columns: int = 0, is_dense: bool = False, spills: bool = False
 ):
     """`_transposer` of elements of so many bytes, which are moved as they are."""
-    code = Types.bits(itemsize).src.code
-    return _transposer(PixelPacking(code, code, lanes, 2, 0, narrow, columns), is_dense, spills)
+    type = Types.bits(itemsize).src
+    return _transposer(PixelPacking(type, type, lanes, 2, 0, narrow, columns), is_dense, spills)
 
 
 def _transposer(how: PixelPacking, is_dense: bool = False, spills: bool = False):

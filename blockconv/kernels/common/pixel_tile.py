@@ -62,7 +62,7 @@ def _reduce(builder, spec: TileSpec, run: TileRecord) -> list[Any]:
                     builder.store(v.multiply_add(pixels[row][k], weight, builder.load(slot)), slot)
 
     wei_channel, unrolled = (spec.wei_width or spec.pixels) * v.itemsize, unrolled_channels(spec.step, spec.fma)
-    Reduction(builder, run, spec.step, spec.src_channel, wei_channel, channel, unrolled, cut=bool(spec.cut)).all_steps()
+    Reduction(builder, run, spec.step, spec.src_channel, wei_channel, channel, unrolled, cut=spec.cut).all_steps()
     return accs
 
 

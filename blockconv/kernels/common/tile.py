@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from blockconv.core.types import ElementType, element
-from blockconv.jit.ir import const, load_i64
 from blockconv.kernels.common.vectors import Vectors
 
 LINE = 64  # bytes of a cache line
@@ -102,10 +101,3 @@ class Output(NamedTuple):
     activation: Any
     scratch: Any
     clips: Any = None
-
-
-def to_store(builder, out: Output, j: int, has_parts: bool):
-    """From a pixel to what its store number `j` writes, in bytes."""
-    if not has_parts:
-        return j * out.dst_block
-    return load_i64.emit(builder, out.dst_block, const(j))

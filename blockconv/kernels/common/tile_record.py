@@ -117,7 +117,7 @@ def kernel_of_tiles(compute: Callable[[Any, TileRecord, Any, Any], None], spec, 
             )
             compute(builder, of_tile, record, spec)
 
-    def kernel(record, unused_first, unused_last, unused_scratch):
+    def kernel(record):
         compute_tiles(record)
 
     return kernel

@@ -9,6 +9,7 @@ between loads and stores: those of a tile where they are narrower, so that fewer
 
 from typing import Any, NamedTuple
 
+from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted, join, load_i64, pointer, shuffle, store_vector, transpose, vector
 from blockconv.kernels.common.conversion import Moved, read_and_written
 
@@ -29,8 +30,8 @@ class TransposeShape(NamedTuple):
     va, ub: elements of v, and of u, in the loop that is contiguous; a tile may go on in the loop around it.
     """
 
-    src: int
-    dst: int
+    src: ElementType
+    dst: ElementType
     a: int
     b: int
     va: int
@@ -115,7 +116,7 @@ def _accesses(builder, moved: Moved, conversion, stream: bool) -> tuple[Any, Any
     filled: (whether it is not, the address of the fill values), or None.
     """
     widths = (1, 2, 4, 8, 16) if moved.is_converted else ()
-    by_lanes = {lanes: read_and_written(builder, *moved.types, lanes, conversion) for lanes in widths}
+    by_lanes = {lanes: read_and_written(builder, *moved, lanes, conversion) for lanes in widths}
     narrows = moved.dst_bytes <= moved.src_bytes
 
     def converted(value, lanes: int):

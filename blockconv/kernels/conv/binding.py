@@ -26,6 +26,7 @@ import numpy as np
 
 from blockconv import jit
 from blockconv.core.activation import ActivationKind
+from blockconv.core.types import ElementType
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
@@ -379,12 +380,12 @@ class _Binding:
         return packing_planes.pack_phases(blocking.phases, self.at.sw, lanes, itemsize)
 
     @property
-    def converting(self) -> tuple[int, int, int, int]:
+    def converting(self) -> tuple[ElementType, int, int, int]:
         """The compile-time parameters of `convert_window`."""
         src, itemsize, size = self.types.src, self.dot.itemsize, self.isa.vector_bytes
         if not src.is_packed:
-            return src.code, itemsize, 0, size // itemsize * 2 if src.is_half else size
-        return src.code, itemsize, int(self.dot.is_unsigned), size // 2
+            return src, itemsize, 0, size // itemsize * 2 if src.is_half else size
+        return src, itemsize, self.dot.is_unsigned, size // 2
 
     @property
     def unpacks_pixels(self) -> bool:

@@ -55,9 +55,8 @@ def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int):
 
 
 @functools.cache
-def window_converter(code: int, itemsize: int, flipped: int, size: int):
+def window_converter(type: ElementType, itemsize: int, flipped: int, size: int):
     """convert(dst, src): see `convert_window`, of a vector of so many bytes of the source."""
-    type = ElementType.of(code)
 
     @emitted
     def convert(builder, dst, src):

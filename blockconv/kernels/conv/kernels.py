@@ -34,8 +34,7 @@ def scatter_tile(itemsize, shift=0):
     shift: 1 where two channels share a byte; then only pairs are moved.
     """
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), ScatterRecord(record)
+    def kernel(a: TilesArguments, wanted: ScatterRecord):
         fill = EpilogueArguments(a.activation).dst_fill if itemsize == 1 else 0
         tile, base, first = wanted.tile, wanted.dst, wanted.channel
         valid, written, gather = wanted.valid, wanted.written, wanted.gather
@@ -63,8 +62,7 @@ def scatter_tile(itemsize, shift=0):
 def scatter_pixels(itemsize):
     """`scatter_tile` for a tile whose vectors run along pixels: [row][channel][pixel]."""
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), ScatterRecord(record)
+    def kernel(a: TilesArguments, wanted: ScatterRecord):
         pixels, width, col = a.tile_pixels, a.tile_width, a.destination.col
         for r in range(a.tile_rows):
             row = wanted.dst + r * a.destination.row
@@ -307,8 +305,7 @@ def _write_steps(a, run, group, ocb, valid, k, sums):
 def conv_tiles():
     """The loop over tasks, windows and tiles, with `TilesArguments`; specialised are the kernels that these name."""
 
-    def kernel(args, first, last, scratch):
-        a = TilesArguments(args)
+    def kernel(a: TilesArguments, first, last, scratch):
         window, tiles = scratch, scratch + a.tiles_at
         rows, pixels, width = a.tile_rows, a.tile_pixels, a.tile_width
         run = TileRecord(tiles + 3 * a.tile_bytes)

@@ -120,7 +120,7 @@ def configure(*sizes):
         builder.store(ir.Constant(kind, words), to, align=8)
         call_llvm(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [pointer(builder, at, I8)])
 
-    def kernel(at, unused_first, unused_last, unused_scratch):
+    def kernel(at):
         load_configuration(at)
 
     return kernel
@@ -134,7 +134,7 @@ def release():
     def release_registers(builder):
         call_llvm(builder, "llvm.x86.tilerelease", ir.VoidType(), [])
 
-    def kernel(unused_args, unused_first, unused_last, unused_scratch):
+    def kernel():
         release_registers()
 
     return kernel
@@ -172,7 +172,7 @@ class Unit:
         pairs = [(i, k) for i in range(count) for k in range(vectors)]
         for i, k in pairs:
             begin(acc(i, k), k)
-        with each_step(b, run, bool(spec.cut)) as step:
+        with each_step(b, run, spec.cut) as step:
             x, w = source_of(b, run, step), run.wei + step * (spec.step * spec.vectors * COLUMNS * WORD)
             prefetch_next(b, run, step)
             for i, k in pairs:

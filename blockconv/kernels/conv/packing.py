@@ -47,8 +47,7 @@ def pack_window(cb, itemsize):
     """
     chunk = cb * itemsize
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
+    def kernel(a: TilesArguments, wanted: WindowRecord):
         fill = EpilogueArguments(a.activation).src_fill if itemsize == 1 else 0
         window, image, channel = wanted.window, wanted.image, wanted.channel
         depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
@@ -106,8 +105,7 @@ def window_packer(pixel: int, filled, begin, pack):
     first one's channel 0; from a pixel to the next. of: what `begin` returns.
     """
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
+    def kernel(a: TilesArguments, wanted: WindowRecord):
         fill = EpilogueArguments(a.activation).src_fill if filled else 0
         cols, rows, levels, first, ih = a.window_cols, a.window_rows, a.depth, wanted.depth, wanted.ih
         row_bytes, row_step, src_row, step = a.packed_row, a.row_step, a.source.row, a.col_step * a.source.col
@@ -231,7 +229,7 @@ def pack_units(units, extent, unit, is_float):
     """
     lanes, channels = target.isa().vector_bytes // UNIT, units * unit
     # Floats end inside a unit.
-    each, kind = (unit, element("bfloat16").code) if is_float and extent else (1, element("int32").code)
+    each, kind = (unit, element("bfloat16")) if is_float and extent else (1, element("int32"))
     size, at_once = UNIT // each, each * min(lanes, units & -units)
     joins = extent * each if 0 < extent * each < at_once and at_once % (extent * each) == 0 else 0
     pack_extents = pixel_packer(PixelPacking(kind, kind, at_once, 1, joins))
@@ -261,19 +259,19 @@ def pack_units(units, extent, unit, is_float):
 
 
 @jit.kernel
-def convert_window(code, itemsize, flipped, size):
+def convert_window(type: ElementType, itemsize, flipped, size):
     """Convert a packed window to what tiles read. Arguments: destination, source, number of bytes, one that is unused.
 
-    code: of the source's type. Bytes are widened, or if `itemsize` is 1, their highest bit is flipped: a signed byte
+    type: of the source. Bytes are widened, or if `itemsize` is 1, their highest bit is flipped: a signed byte
     becomes 128 more, unsigned. Packed pairs of 4 bits become two channels, and floats of 16 bits float32.
     itemsize: of a channel there. flipped: whether signed 4 bits become unsigned, 8 more. size: bytes of the source that
     are converted at once; up to so many past the last are read, and as many channels written. Both may be one memory,
     whose second half is widened to the whole of it.
     """
-    convert, type = window_converter(code, itemsize, flipped, size), ElementType.of(code)
+    convert = window_converter(type, itemsize, flipped, size)
     each = 2 * itemsize if type.is_packed else itemsize // type.itemsize  # bytes that a byte becomes
 
-    def kernel(dst, src, count, unused_scratch):
+    def kernel(dst, src, count):
         for at in range(0, count, size):
             convert(dst + at * each, src + at)
 
@@ -281,15 +279,14 @@ def convert_window(code, itemsize, flipped, size):
 
 
 @jit.kernel
-def unpack_pixels(cb, code, itemsize, flipped, lanes):
+def unpack_pixels(cb, type: ElementType, itemsize, flipped, lanes):
     """`pack_window` and `convert_window` in one, of a 1x1 convolution without stride or padding, whose pixels touch.
 
     cb: packed pairs of a pixel that are contiguous in the source, a multiple of `lanes`.
     """
-    unpack = window_converter(code, itemsize, flipped, lanes)
+    unpack = window_converter(type, itemsize, flipped, lanes)
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
+    def kernel(a: TilesArguments, wanted: WindowRecord):
         size, out = a.window_cols * cb, wanted.window
         first = wanted.image + wanted.ih * a.source.row + wanted.iw * a.source.col
         for block in range(a.ic_blocks):

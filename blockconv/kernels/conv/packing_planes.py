@@ -17,8 +17,7 @@ def pack_planes(vectors, vector_bytes):
     """
     ahead = vectors * vector_bytes
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
+    def kernel(a: TilesArguments, wanted: WindowRecord):
         src = wanted.image + source_offset(a, wanted.channel) + wanted.depth * a.depth_bytes
         src += wanted.ih * a.source.row + wanted.iw * a.source.col
         out, rows, src_row, row_bytes, src_block = (
@@ -68,8 +67,7 @@ def pack_phases(phases, stride, lanes, itemsize):
     """
     copy = _row_copier(stride, lanes, itemsize)
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
+    def kernel(a: TilesArguments, wanted: WindowRecord):
         out, cols, depth, rows, iw = wanted.window, a.window_cols, a.depth, a.window_rows, wanted.iw
         for block in range(a.ic_blocks * depth):
             z = wanted.depth + block % depth * a.depth_step
@@ -93,8 +91,7 @@ def pack_across(channels, touching, phases, stride, lanes, itemsize):
     # As planes are packed, with pixels in the place of channels.
     transpose = bits_transposer(itemsize, lanes, columns=channels, is_dense=touching and stride == 1)
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
+    def kernel(a: TilesArguments, wanted: WindowRecord):
         cols, ic, plane, step = a.window_cols, a.ic_blocks, a.depth * a.packed_block, stride * a.source.col
         row_bytes = cols * itemsize
         for line in range(a.depth * a.window_rows):
@@ -126,8 +123,7 @@ def pack_flat(stride, lanes, itemsize):
     """
     copy = _row_copier(stride, lanes, itemsize)
 
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
+    def kernel(a: TilesArguments, wanted: WindowRecord):
         out, cols, line = wanted.window, a.window_cols, a.line
         row, col, width = wanted.iw // line, wanted.iw % line, (line - 1) * stride + 1
         for c in range(a.ic_blocks):

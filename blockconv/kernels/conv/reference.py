@@ -24,8 +24,7 @@ class ReferenceArguments(ConvOperands, ConvSizes):
 def conv_reference(itemsize):
     """A task is one row of one output channel, padding channels included (they are zero)."""
 
-    def kernel(args, first, last, scratch):
-        a = ReferenceArguments(args)
+    def kernel(a: ReferenceArguments, first, last, scratch):
         source, destination = a.source, a.destination
         group_ic, group_oc = a.ic // a.g, a.oc // a.g
         residual = a.residual - a.dst

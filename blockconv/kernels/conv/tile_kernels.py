@@ -72,8 +72,8 @@ class Tiles(NamedTuple):
     def of_pixels(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel of a tile whose vectors run along pixels."""
         blocking, lanes = self.blocking, self.blocking.pixel_lanes
-        shape = {"pixels": blocking.width, "vectors": blocking.pixels // lanes, "lanes": lanes, "store_width": lanes}
-        return pixel_tile(self.spec(epilogue)._replace(**shape))
+        of, vectors = self.spec(epilogue), blocking.pixels // lanes
+        return pixel_tile(of._replace(pixels=blocking.width, vectors=vectors, lanes=lanes, store_width=lanes))
 
     def of_matrix_pixels(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel of a tile of matrices whose columns are pixels."""
@@ -100,7 +100,7 @@ class Tiles(NamedTuple):
             blocking,
             shared,
             element=self.types.acc.code,
-            fma=int(self.isa.fma and self.types.acc.is_float),
+            fma=self.isa.fma and self.types.acc.is_float,
             step=self.step,
             store_width=blocking.store_width or blocking.lanes,
             act=self.act(epilogue),
@@ -108,7 +108,7 @@ class Tiles(NamedTuple):
             dst=self.converted,
             rounding=self.rounding(epilogue),
             shifted=epilogue.shifted,
-            k_blocked=int(blocking.k_blocks > 1),
+            k_blocked=blocking.k_blocks > 1,
             src_channel=self.src_unit if blocking.has_panels_of_planes and self.step > 1 else 0,
-            cut=int(blocking.kept is not None),
+            cut=blocking.kept is not None,
         )

@@ -120,7 +120,7 @@ class WeightsArguments(ConvSizes):
 class ColumnsTileSpec(NamedTuple):
     """A tile of sums that shares what it reads of the input among the taps of a row.
 
-    acc, fma, lanes: the code of the sums' type, whether multiply-adds round once, lanes of a vector.
+    acc, fma, lanes: the sums' type, whether multiply-adds round once, lanes of a vector.
     rows, taps, channels: of its sums.
     pixels: of a row that are taken together.
     pixel, grad: elements of a packed pixel of the input, and of the gradient.
@@ -128,8 +128,8 @@ class ColumnsTileSpec(NamedTuple):
     groups, group_ic, group_oc: as in `Shared`.
     """
 
-    acc: int
-    fma: int
+    acc: ElementType
+    fma: bool
     lanes: int
     rows: int
     taps: int
@@ -151,11 +151,10 @@ def columns_tile(at: ColumnsTileSpec):
     A pixel of the input is read once for all taps that it meets in neighbouring output pixels. Each lane of a
     vector gets a channel of its own group. Sums are kept as those of a `conv_tile` that is k_blocked.
     """
-    held = ElementType.of(at.acc)
     count = at.rows * at.taps * at.channels
 
     def compute(builder, run: TileRecord, record, at: ColumnsTileSpec) -> None:
-        b, v = builder, Vectors(builder, held, at.lanes, bool(at.fma))
+        b, v = builder, Vectors(builder, at.acc, at.lanes, at.fma)
         accs = v.slots(count, v.zero)
         with b.if_then(b.icmp_signed("==", run.is_first, const(0))):
             v.restore(accs, run.sums)
@@ -171,7 +170,7 @@ def columns_tile(at: ColumnsTileSpec):
                 done, pixels = end, pixels // 2
         v.spill(accs, run.sums)
 
-    return kernel_of_tiles(compute, at, count * at.lanes * held.itemsize)
+    return kernel_of_tiles(compute, at, count * at.lanes * at.acc.itemsize)
 
 
 def _add_pixels(v: Vectors, at: ColumnsTileSpec, pixels: int, src: tuple[Any, Any], grad, accs: list[Any]) -> None:
@@ -276,12 +275,11 @@ def _end_ocb(a, group, oc_task):
 
 
 @jit.kernel
-def weights_tiles(acc, dst, lanes):
+def weights_tiles(acc: ElementType, dst: ElementType, lanes):
     """The loop over tasks, chunks of pixels and tiles, with `WeightsArguments`; see `_finisher`."""
-    itemsize, finish = ElementType.of(acc).itemsize, _finisher(acc, dst, lanes)
+    itemsize, finish = acc.itemsize, _finisher(acc, dst, lanes)
 
-    def kernel(args, first, last, scratch):
-        a = WeightsArguments(args)
+    def kernel(a: WeightsArguments, first, last, scratch):
         run = TileRecord(scratch + a.record_at)
         pack = PackRecord(run.address + TileRecord.nbytes)
         ones = pack.address + PackRecord.nbytes
@@ -344,15 +342,15 @@ class _Block(NamedTuple):
     ocb: int
 
 
-def _finisher(acc: int, dst: int, lanes: int):
+def _finisher(acc: ElementType, dst: ElementType, lanes: int):
     """finish(a, block, sums, bias, splits): moves the sums of a block of output channels to the gradient.
 
     bias: 0: none. splits: whose sums are added in their order.
-    acc, dst: codes of the types. lanes: of a vector. Weights of an output channel are in contiguous runs. Vectors of
+    acc, dst: the types. lanes: of a vector. Weights of an output channel are in contiguous runs. Vectors of
     output channels of neighbouring weights are transposed.
     """
-    itemsize, dst_bytes = ElementType.of(acc).itemsize, ElementType.of(dst).itemsize
-    transposed, one = (_gatherer(ElementType.of(acc), ElementType.of(dst), count) for count in (lanes, 1))
+    itemsize, dst_bytes = acc.itemsize, dst.itemsize
+    transposed, one = (_gatherer(acc, dst, count) for count in (lanes, 1))
 
     def finish(a, of, sums, bias, splits):
         first, run, split = of.ocb * a.width, a.run_weights, a.groups * a.icbs * a.oc_tasks * a.task_sums
@@ -416,13 +414,12 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
 
 
 @jit.kernel
-def add_splits(acc, dst, lanes):
+def add_splits(acc: ElementType, dst: ElementType, lanes):
     """Add the sums of all splits, in their order, and move them to the gradient. A task is a block of output channels
     of a task of `weights_tiles`; see `_finisher`."""
     finish = _finisher(acc, dst, lanes)
 
-    def kernel(args, first, last, scratch):
-        a = WeightsArguments(args)
+    def kernel(a: WeightsArguments, first, last, scratch):
         for number in range(first, last):
             k, task = number % a.task_ocbs, number // a.task_ocbs
             oc_task, rest = task % a.oc_tasks, task // a.oc_tasks

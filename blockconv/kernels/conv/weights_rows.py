@@ -140,7 +140,7 @@ def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool
     )
     scratch, tasks = memory["record_at"] + kernels.RECORDS, at.tasks
     table = np.array([*whole, *[0] * len(whole), *runs, *rows, *cut, *[0] * len(whole)], np.int64)
-    how = types.acc.code, types.dst.code, at.lanes
+    how = types.acc, types.dst, at.lanes
     launches = [Launch(kernels.weights_tiles(*how), args, tasks, 1, scratch, table)]
     if at.splits > 1:
         launches.append(Launch(kernels.add_splits(*how), args, tasks // at.splits * at.task_ocbs, 1, 0, table))
@@ -198,8 +198,8 @@ def _window_words(request: Request, at: WeightsBlocking) -> Words:
     p, (rows, cols), size = request.problem, at.window, request.types.acc.itemsize
     pixel = at.packed_ic * size
     return {
-        "by_rows": int(at.taps > 0),
-        "is_wide": int(at.wide > 1),
+        "by_rows": at.taps > 0,
+        "is_wide": at.wide > 1,
         "window_next": at.together * at.cb * size if at.wide > 1 else 0,
         "panel_width": at.packed_oc,
         "window_image": rows * cols * pixel,
@@ -241,18 +241,16 @@ def _aligned(nbytes: int) -> int:
 
 def _tile(request: Request, at: WeightsBlocking, lines: int):
     """The microkernel, whose pixels are lines: neighbours in a packed window."""
-    acc = request.types.acc
-    fma = int(request.machine.isa.fma)
-    shape = (1, lines, at.vectors, at.lanes)
-    spec = TileSpec(acc.code, fma, *shape, 1, at.lanes, 0, *DENSE, dot=at.dot.number, k_blocked=1)
+    acc, shape = request.types.acc, (1, lines, at.vectors, at.lanes)
+    spec = TileSpec(acc.code, request.machine.isa.fma, *shape, 1, at.lanes, 0, *DENSE, dot=at.dot.number, k_blocked=1)
     return conv_tile(spec)
 
 
 def _columns_tile(request: Request, at: WeightsBlocking, of_ones: bool = False):
     """The microkernel of a block of one vector; of_ones: the kernel that sums the gradient alone."""
-    p, fma = request.problem, int(request.machine.isa.fma)
+    p = request.problem
     spec = kernels.ColumnsTileSpec(
-        request.types.acc.code, fma, at.lanes, at.tap_rows, at.taps, at.lines // at.taps, at.pixels,
+        request.types.acc, request.machine.isa.fma, at.lanes, at.tap_rows, at.taps, at.lines // at.taps, at.pixels,
         at.packed_ic, at.packed_oc, at.col_unit, p.dw if at.cols > 1 else 1, *DENSE[:3],
     )  # fmt: skip
     if of_ones:

@@ -73,8 +73,7 @@ def find_quantization(lanes, is_last):
     """A task writes the least and the greatest of its elements, and of 0. The last one reads such ranges, and writes
     the scale and the zero point of uint8. Scratch: the range of all."""
 
-    def kernel(args, first, last, scratch):
-        a = DynamicArgs(args)
+    def kernel(a: DynamicArgs, first, last, scratch):
         for task in range(first, last):
             at = task * a.task_size
             found = scratch if is_last else a.dst + FOUND_BYTES * task
@@ -88,11 +87,10 @@ def find_quantization(lanes, is_last):
 @jit.kernel
 def dynamic_quantize(lanes):
     """A task writes its elements as uint8. Scratch: the `ConversionArguments`."""
-    moved = Moved(FLOAT32.code, UINT8.code)
+    moved = Moved(FLOAT32, UINT8)
     of_dst = 8 * ConversionArguments.fields["dst"].first
 
-    def kernel(args, first, last, scratch):
-        a = DynamicArgs(args)
+    def kernel(a: DynamicArgs, first, last, scratch):
         write_quantization(a.found, scratch + of_dst)
         for task in range(first, last):
             at = task * a.task_size
@@ -119,8 +117,7 @@ class DynamicEpilogueArgs(Arguments):
 def dynamic_epilogue():
     """The only task folds the zero point into the bias, and the scale into the weights' scales."""
 
-    def kernel(args, first, last, scratch):
-        a = DynamicEpilogueArgs(args)
+    def kernel(a: DynamicEpilogueArgs, first, last, scratch):
         scale, zero_point = load_f(a.found, 4), int(load_f(a.found + 4, 4))
         for k in range(a.count):
             store_bits(a.bias + 4 * k, -zero_point * load_bits(a.weights + 4 * k, 4), 4)

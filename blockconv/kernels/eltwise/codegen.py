@@ -31,7 +31,7 @@ class EltwiseForm(NamedTuple):
     """A kernel is compiled for this.
 
     kind: the op's number in `KINDS`.
-    src, dst: the codes of the types of the operands and the destination in memory.
+    src, dst: the types of the operands and of the destination in memory.
     real: whether integers stand for floats.
     act: the `ActivationKind` of the activation behind the op.
     lanes: of a vector.
@@ -39,9 +39,9 @@ class EltwiseForm(NamedTuple):
     """
 
     kind: int
-    src: int
-    dst: int
-    real: int
+    src: ElementType
+    dst: ElementType
+    real: bool
     act: int
     lanes: int
     first: int
@@ -55,16 +55,11 @@ class EltwiseForm(NamedTuple):
     @property
     def operands(self) -> tuple[ElementType, ...]:
         """The types of the operands in memory."""
-        return operand_types(self.op, ElementType.of(self.src))
-
-    @property
-    def written(self) -> ElementType:
-        """The destination's type in memory."""
-        return ElementType.of(self.dst)
+        return operand_types(self.op, self.src)
 
     def computed(self, type: ElementType) -> ElementType:
         """The type that elements have in registers."""
-        return computed_type(self.op, type, bool(self.real))
+        return computed_type(self.op, type, self.real)
 
 
 def operand_types(op: str, src: ElementType) -> tuple[ElementType, ...]:
@@ -141,7 +136,7 @@ class _Side:
 @emitted
 def eltwise_extents(builder, form: EltwiseForm, masked: int, x: Extents) -> None:
     """dst = act(op(operands)) over `Extents`. masked: the result is zero, or its zero point, by the mask."""
-    ways, types = (form.first, form.second, form.third), (form.written, *form.operands)
+    ways, types = (form.first, form.second, form.third), (form.dst, *form.operands)
     unroll = 2 if masked or form.act >= ActivationKind.OTHER else AT_ONCE
     sides = []
     for k, type in enumerate(types):

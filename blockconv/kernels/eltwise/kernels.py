@@ -34,12 +34,11 @@ class EltwiseArgs(WalkArgs):
 def eltwise(form: EltwiseForm):
     """A task reads and writes a part of an extent, or of each of several."""
     ways = (EACH, form.first, form.second, form.third)
-    sizes = (*(type.itemsize for type in (form.written, *form.operands)), 0, 0)[:MOST_ARRAYS]
+    sizes = (*(type.itemsize for type in (form.dst, *form.operands)), 0, 0)[:MOST_ARRAYS]
     arrays, itemsize, most = 1 + len(form.operands), sizes[0], (LONGEST + AT_ONCE) * form.lanes * max(sizes)
-    group, repeated = AT_ONCE * form.lanes, int(REPEATED in ways)
+    group, repeated = AT_ONCE * form.lanes, REPEATED in ways
 
-    def kernel(args, first, last, scratch):
-        a = EltwiseArgs(args)
+    def kernel(a: EltwiseArgs, first, last, scratch):
         rows, block, period, inner = a.rows, a.block, a.period, a.inner
         written = stack_memory(MOST_ARRAYS * most)  # a mask, then operands
         here, cut, held = Place(stack_memory(PLACES)), Place(stack_memory(PLACES)), Place(stack_memory(PLACES))

@@ -86,8 +86,8 @@ class Elementwise:
         given += [quantization_words(None, types.dst)] * (MOST_ARRAYS - len(given))
         args = fill(EltwiseArgs, walk, **words, activation=OWN_TABLE, quantizations=given)
         first, second, third = *walk.ways, *[EACH] * (MOST_ARRAYS - len(sizes))
-        src, dst = (self._held(type).code for type in (types.src, types.dst))
-        form = EltwiseForm(KINDS.index(self.op), src, dst, int(self.real), act.kind, walk.lanes, first, second, third)
+        src, dst = (self._held(type) for type in (types.src, types.dst))
+        form = EltwiseForm(KINDS.index(self.op), src, dst, self.real, act.kind, walk.lanes, first, second, third)
         table = np.frombuffer(self.table, np.int64) if self.table else np.array(activation_arguments(act), np.int64)
         zero, shape = self.quantizations[-1].zero_point if self.quantizations else 0, self.request.problem.dst_shape
         filled = fill_images(self.request.dst, shape, types.dst.itemsize, count, zero)

@@ -80,14 +80,13 @@ def item_of(a, type, k):
 
 
 @jit.kernel
-def gather_at(index):
+def gather_at(index: ElementType):
     """A task reads an item. An index that the data does not have reads zeros."""
 
-    def kernel(args, first, last, scratch):
-        a = IndexedArgs(args)
+    def kernel(a: IndexedArgs, first, last, scratch):
         size = a.size
         for k in range(first, last):
-            at = item_of(a, ElementType.of(index), k)
+            at = item_of(a, index, k)
             if at < 0:
                 fill_memory(a.items + k * size, size, 0)
             else:
@@ -97,19 +96,18 @@ def gather_at(index):
 
 
 @jit.kernel
-def scatter_at(index, data, kind):
+def scatter_at(index: ElementType, type: ElementType, kind):
     """The only task copies the data and puts the items into the copy, or combines them with its elements, in order.
 
     An index that the data does not have writes nothing.
     """
-    type, how = ElementType.of(data), SCATTERS[kind]
+    how = SCATTERS[kind]
 
-    def kernel(args, first, last, scratch):
-        a = IndexedArgs(args)
+    def kernel(a: IndexedArgs, first, last, scratch):
         size = a.size
         copy_memory(a.dst, a.data, a.whole)
         for k in range(a.count):
-            at = item_of(a, ElementType.of(index), k)
+            at = item_of(a, index, k)
             if at >= 0 and how == "none":
                 copy_memory(a.dst + at, a.items + k * size, size)
             elif at >= 0:
@@ -143,13 +141,12 @@ class AxisLinesArgs(Operands):
 
 
 @jit.unrolled_kernel
-def scan(src, kind, exclusive, reverse):
+def scan(type: ElementType, kind, exclusive, reverse):
     """Sums are float64 or int64 until they are stored."""
-    type, how = ElementType.of(src), SCANS[kind]
+    how = SCANS[kind]
     begin = (float if type.is_float else int)(how == "mul")
 
-    def kernel(args, first, last, scratch):
-        a = AxisLinesArgs(args)
+    def kernel(a: AxisLinesArgs, first, last, scratch):
         size, inner = a.size, a.inner
         step = inner * type.itemsize
         for line in range(first, last):
@@ -170,14 +167,11 @@ def scan(src, kind, exclusive, reverse):
 
 
 @jit.unrolled_kernel
-def top(src, smallest, last_of_equal):
+def top(type: ElementType, smallest: bool, last_of_equal: bool):
     """Scratch: the keys and the indices that are kept, in order."""
-    type = ElementType.of(src)
     kept = element("float64" if type.is_float else "int64")
-    smallest, last_of_equal = bool(smallest), bool(last_of_equal)
 
-    def kernel(args, first, last, scratch):
-        a = AxisLinesArgs(args)
+    def kernel(a: AxisLinesArgs, first, last, scratch):
         size, inner, count = a.size, a.inner, a.count
         indices = scratch + 8 * count
         for line in range(first, last):

@@ -57,14 +57,14 @@ def _index_args(request: Request, **buffers: Buffer) -> IndexedArgs:
 def _gather(request: Request) -> list[Launch]:
     args = _index_args(request, items=Buffer(2), dst=Buffer(2), outside=Buffer(3))
     chunk = chunk_of(args.count, max(args.size, INDEX_BYTES), request.threads)
-    return [Launch(gather_at(request.types.wei.code), args, args.count, chunk)]
+    return [Launch(gather_at(request.types.wei), args, args.count, chunk)]
 
 
 def _scatter(request: Request, kind: str = "none") -> list[Launch]:
     args = _index_args(request, items=Buffer(2), dst=Buffer(3), outside=Buffer(4))
     # A plain copy is the same for all types of one size.
-    code = request.types.src.code if kind != "none" else Types.bits(request.types.src.itemsize).src.code
-    return [Launch(scatter_at(request.types.wei.code, code, SCATTERS.index(kind)), args, 1)]
+    type = request.types.src if kind != "none" else Types.bits(request.types.src.itemsize).src
+    return [Launch(scatter_at(request.types.wei, type, SCATTERS.index(kind)), args, 1)]
 
 
 def _lines(request: Request, count: int) -> tuple[AxisLinesArgs, int, int]:
@@ -76,13 +76,13 @@ def _lines(request: Request, count: int) -> tuple[AxisLinesArgs, int, int]:
 
 def _scan(request: Request) -> list[Launch]:
     p = request.problem
-    flags = int(p.exclusive), int(p.reverse)
-    return [Launch(scan(request.types.src.code, SCANS.index(p.kind), *flags), *_lines(request, 1))]
+    kernel = scan(request.types.src, SCANS.index(p.kind), p.exclusive, p.reverse)
+    return [Launch(kernel, *_lines(request, 1))]
 
 
 def _top(request: Request) -> list[Launch]:
     p = request.problem
-    kernel = top(request.types.src.code, p.smallest, p.last)
+    kernel = top(request.types.src, p.smallest, p.last)
     return [Launch(kernel, *_lines(request, p.count), scratch=16 * p.count)]
 
 

@@ -71,18 +71,16 @@ def _store_output(a, channel, terms, get, put):
 
 
 @jit.kernel
-def batch_sums(element, lanes, period, is_backward, bounded):
+def batch_sums(kind: ElementType, lanes, period, is_backward, bounded: bool):
     """A task is a split of the chunks, of a unit: its mean and squares, or the two sums of a gradient, in float64.
 
     period: channels of a pixel, if pixels are contiguous and a vector holds several; else 0.
     bounded: whether gradients count as 0 where outputs reached a bound.
     """
-    kind = ElementType.of(element)
     held = kind.computed.itemsize
     what, (get, put) = "products" if is_backward else "moments", _numbers(held)
 
-    def kernel(args, first, last, scratch):
-        a = NormArgs(args)
+    def kernel(a: NormArgs, first, last, scratch):
         room = a.room
         for task in range(first, last):
             split, unit = task // a.units, task % a.units
@@ -103,7 +101,7 @@ def batch_sums(element, lanes, period, is_backward, bounded):
             count = 0
             for number in range(begin, end):
                 span = _span(a, unit, number, totals, scratch)
-                span_sums(kind, lanes, period, what, True, bool(bounded), span)
+                span_sums(kind, lanes, period, what, True, bounded, span)
                 count += span.pixels
             share = 1.0 / count
             for c in range(0 if is_backward else channels):
@@ -128,9 +126,8 @@ def _combine_means(a, at, channels):
 
 
 @jit.kernel
-def batch_terms(element, lanes, is_backward):
+def batch_terms(kind: ElementType, lanes, is_backward):
     """A task is a unit: the sums of all splits, each channel's outputs, and the terms of `batch_apply`."""
-    kind = ElementType.of(element)
     held = kind.computed.itemsize
     get, put = _numbers(held)
 
@@ -155,8 +152,7 @@ def batch_terms(element, lanes, is_backward):
         put(terms, GRADIENT_SHIFTS * a.room, -factor * total / a.count)
         put(terms, FACTORS * a.room, factor)
 
-    def kernel(args, first, last, scratch):
-        a = NormArgs(args)
+    def kernel(a: NormArgs, first, last, scratch):
         for unit in range(first, last):
             terms, sums = a.work + a.terms_at + unit * TERMS * a.room * held, a.work + 16 * a.room * unit
             channels = min(a.unit, a.channels - unit * a.unit)
@@ -177,18 +173,16 @@ def batch_terms(element, lanes, is_backward):
 
 
 @jit.kernel
-def batch_apply(element, lanes, period, ragged, is_backward, extra):
+def batch_apply(kind: ElementType, lanes, period, ragged: bool, is_backward: bool, extra: bool):
     """A task is a chunk of a unit: its results. ragged: channels of the last unit may not exist.
 
     extra: whether a residual is added; of a gradient, whether it counts as 0 where outputs reached a bound.
     """
-    kind = ElementType.of(element)
     held = kind.computed.itemsize
-    is_bounded, residual = bool(extra or not is_backward), bool(extra and not is_backward)
-    apply = span_results(kind, lanes, period, bool(ragged), bool(is_backward), is_bounded, residual)
+    is_bounded, residual = extra or not is_backward, extra and not is_backward
+    apply = span_results(kind, lanes, period, ragged, is_backward, is_bounded, residual)
 
-    def kernel(args, first, last, scratch):
-        a = NormArgs(args)
+    def kernel(a: NormArgs, first, last, scratch):
         for task in range(first, last):
             unit, number = task % a.units, task // a.units
             apply(_span(a, unit, number, 0, a.work + a.terms_at + unit * TERMS * a.room * held))

@@ -140,23 +140,21 @@ def _unit(a, image, start, totals):
 
 
 @jit.kernel
-def group_norm(element, lanes, period, ragged):
+def group_norm(kind: ElementType, lanes, period, ragged: bool):
     """A task is a unit of an image: sums of its channels, sums of squares, results. Scratch: totals and terms of it.
 
     period: channels of a pixel, if pixels are contiguous and a vector holds several; else 0. ragged: channels of a last
     block may not exist.
     """
-    kind = ElementType.of(element)
     nbytes = kind.computed.itemsize
-    normalise = span_results(kind, lanes, period, bool(ragged), False, False)
+    normalise = span_results(kind, lanes, period, ragged, False, False)
 
     def add_sums(what):
         return lambda span: span_sums(kind, lanes, period, what, False, False, span)
 
     add_elements, add_squares = map(add_sums, ("elements", "squares"))
 
-    def kernel(args, first, last, scratch):
-        a = NormArgs(args)
+    def kernel(a: NormArgs, first, last, scratch):
         totals = TOTALS * a.room * nbytes
         for task in range(first, last):
             image, start = task // a.units, task % a.units * a.unit
@@ -174,20 +172,18 @@ def group_norm(element, lanes, period, ragged):
 
 
 @jit.kernel
-def group_norm_backward(element, lanes, period, ragged):
+def group_norm_backward(kind: ElementType, lanes, period, ragged: bool):
     """A task is a unit of a split's images: for each image the sums over pixels, and the gradient of the source.
 
     Scratch: totals and terms of a unit. period, ragged: as of `group_norm`.
     """
-    kind = ElementType.of(element)
     nbytes = kind.computed.itemsize
-    write_gradient = span_results(kind, lanes, period, bool(ragged), True, False)
+    write_gradient = span_results(kind, lanes, period, ragged, True, False)
 
     def add_products(span):
         span_sums(kind, lanes, period, "products", False, False, span)
 
-    def kernel(args, first, last, scratch):
-        a = NormArgs(args)
+    def kernel(a: NormArgs, first, last, scratch):
         room = a.room * nbytes
         for task in range(first, last):
             split, start = task // a.units, task % a.units * a.unit
@@ -213,7 +209,7 @@ class LayerNormArgs(AxisArgs, NormOperands):
 
 
 @jit.kernel
-def layer_norm(element, lanes, direction, centred):
+def layer_norm(kind: ElementType, lanes, direction, centred):
     """The mean, the mean square of the deviations, the results. centred: 0: the mean counts as 0."""
 
     def body(w):
@@ -233,13 +229,12 @@ def layer_norm(element, lanes, direction, centred):
 
         w.each(result)
 
-    return axis_walk(ElementType.of(element), lanes, direction, body)
+    return axis_walk(kind, lanes, direction, body)
 
 
 @jit.kernel
-def layer_norm_backward(element, lanes, direction):
+def layer_norm_backward(kind: ElementType, lanes, direction):
     """A task is a split of the walk's: the gradient of each, and their part of the gradients of bias and scale."""
-    kind = ElementType.of(element)
     nbytes = kind.computed.itemsize
 
     def body(w):
@@ -270,24 +265,21 @@ def layer_norm_backward(element, lanes, direction):
 
     walk = axis_walk(kind, lanes, direction, body)
 
-    def kernel(args, first, last, scratch):
-        a = LayerNormArgs(args)
+    def kernel(a: LayerNormArgs, first, last, scratch):
         for split in range(first, last):
             parts = a.work + 2 * a.room * nbytes * split
             fill_memory(parts, 2 * a.room * nbytes, 0)
-            walk(args, split * a.split, min((split + 1) * a.split, a.tasks), parts)
+            walk(AxisArgs(a.address), split * a.split, min((split + 1) * a.split, a.tasks), parts)
 
     return kernel
 
 
 @jit.kernel
-def group_norm_parameters(element, lanes):
+def group_norm_parameters(kind: ElementType, lanes):
     """A task is a unit: the gradients of bias and scale, of the parts of all splits in their order."""
-    kind = ElementType.of(element)
     nbytes = kind.computed.itemsize
 
-    def kernel(args, first, last, scratch):
-        a = NormArgs(args)
+    def kernel(a: NormArgs, first, last, scratch):
         room = a.room * nbytes
         for unit in range(first, last):
             start, stride = unit * a.unit, 2 * room * a.units

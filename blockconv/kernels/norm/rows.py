@@ -155,7 +155,7 @@ def _group_launches(request: Request, walked: WalkedAxis | None, buffers: tuple[
     cut, is_backward = _group_cut(request, walked), "grad" in buffers
     group, tasks = p.shape[1] // p.groups, cut.all_images * cut.units
     count = group * cut.rows * cut.pixels
-    words, params = _words(request, buffers, count), (kind.code, lanes, cut.period, cut.padded > 0)
+    words, params = _words(request, buffers, count), (kind, lanes, cut.period, cut.padded > 0)
     args = fill(NormArgs, p, cut, **words, group=group, count=count)
     scratch = (TOTALS + TERMS) * cut.room * kind.computed.itemsize
     if not is_backward and walked is not None:
@@ -168,7 +168,7 @@ def _group_launches(request: Request, walked: WalkedAxis | None, buffers: tuple[
         first = Launch(layer_norm_backward(*walked.params), held, cut.splits)
     else:
         first = Launch(group_norm_backward(*params), args, cut.units * cut.splits, 1, scratch)
-    return [first, Launch(group_norm_parameters(kind.code, lanes), args, cut.units, max(1, cut.units // 16))]
+    return [first, Launch(group_norm_parameters(kind, lanes), args, cut.units, max(1, cut.units // 16))]
 
 
 def _group_row(op: str, buffers: tuple[str, ...], passes: int) -> Row:
@@ -237,11 +237,11 @@ def _batch_launches(request: Request, cut: NormCut, buffers: tuple[str, ...], ex
     args = fill(NormArgs, p, cut, **_words(request, buffers, count), count=count, terms_at=terms_at)
     tasks = cut.units * cut.chunks
     chunk = chunk_of(tasks, cut.chunk * cut.unit * kind.itemsize, request.threads)
-    sums = batch_sums(kind.code, lanes, cut.period, is_backward, is_backward and extra)
-    apply = batch_apply(kind.code, lanes, cut.period, cut.padded > 0, is_backward, extra)
+    sums = batch_sums(kind, lanes, cut.period, is_backward, is_backward and extra)
+    apply = batch_apply(kind, lanes, cut.period, cut.padded > 0, is_backward, extra)
     return [
         Launch(sums, args, cut.units * cut.splits, 1, 3 * cut.room * kind.computed.itemsize),
-        Launch(batch_terms(kind.code, lanes, is_backward), args, cut.units, max(1, cut.units // 16)),
+        Launch(batch_terms(kind, lanes, is_backward), args, cut.units, max(1, cut.units // 16)),
         Launch(apply, args, tasks, chunk),
     ]
 

@@ -29,16 +29,11 @@ class PanelArgs(Arguments):
 
 
 @jit.kernel
-def pack_panels(element, lanes, vectors, turned):
+def pack_panels(kind: ElementType, lanes, vectors, turned):
     """A task is a panel. turned: the columns of panels are the rows of matrices in memory."""
-    pack, held, width = (
-        matrix_packer(element, lanes, turned),
-        ElementType.of(element).computed.itemsize,
-        lanes * vectors,
-    )
+    pack, held, width = matrix_packer(kind, lanes, turned), kind.computed.itemsize, lanes * vectors
 
-    def kernel(args, first, last, scratch):
-        a = PanelArgs(args)
+    def kernel(a: PanelArgs, first, last, scratch):
         for task in range(first, last):
             matrix, panel = task // a.panels, task % a.panels
             src, dst = a.src + load_i64(a.matrices, matrix) + panel * a.panel, a.dst + task * a.panel_bytes
@@ -137,9 +132,9 @@ def multiply_rows(p, run, table, x, first, last):
         call_kernel(p.tile, run.address, 0, 0, 0)
 
 
-def _row_packer(element: int, lanes: int, turned: bool):
+def _row_packer(kind: ElementType, lanes: int, turned: bool):
     """pack(r, src, dst, count): pack so many rows, where `r` is the `RowWords`."""
-    pack = matrix_packer(element, lanes, turned)
+    pack = matrix_packer(kind, lanes, turned)
 
     def packed(r, src, dst, count):
         pack(src, r.stride, dst, r.block_bytes, r.blocks * lanes, count, r.depth)
@@ -162,16 +157,15 @@ def _scores_of(a, at, address, rows):
 
 
 @jit.kernel
-def multiply(element, lanes, packs, turned, how: AttentionSpec):
+def multiply(kind: ElementType, lanes, packs, turned: bool, how: AttentionSpec):
     """A task is some rows of a matrix by some of the panels.
 
     packs: rows are packed in the scratch first, else they are read where they are. turned: in memory, these are
         columns.
     """
-    pack, softmax = _row_packer(element, lanes, bool(turned)), softmax_of_scores(ElementType.of(element), lanes, how)
+    pack, softmax = _row_packer(kind, lanes, turned), softmax_of_scores(kind, lanes, how)
 
-    def kernel(args, first, last, scratch):
-        a = MultiplyArgs(args)
+    def kernel(a: MultiplyArgs, first, last, scratch):
         p, r, run, packed = a.product, a.rows, TileRecord(scratch), -1
         scores = scratch + a.scores_at
         for task in range(first, last):
@@ -211,14 +205,13 @@ class FewArgs(ProductOperands):
 
 
 @jit.kernel
-def multiply_few(element, lanes, rows, turned, how: AttentionSpec):
+def multiply_few(kind: ElementType, lanes, rows, turned, how: AttentionSpec):
     """A task is some columns of a result of so many rows.
 
     turned: bits 0 to 2 say of left and right matrices, and of what gives scores, whether their rows in memory are their
         columns.
     """
-    kind = ElementType.of(element)
-    pack, store = _row_packer(element, lanes, bool(turned & 1)), store_few_rows(kind, lanes, rows)
+    pack, store = _row_packer(kind, lanes, bool(turned & 1)), store_few_rows(kind, lanes, rows)
     by_wei, by_keys = (multiply_few_rows(kind, lanes, rows, bool(turned & bit)) for bit in (2, 4))
     softmax = softmax_of_scores(kind, lanes, how)
 

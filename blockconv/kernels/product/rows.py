@@ -70,7 +70,7 @@ def product_words(
         x,
         DENSE,
         element=x.element.code,
-        fma=int(fma),
+        fma=fma,
         rows=1,
         step=x.lanes,
         store_width=x.lanes,
@@ -112,7 +112,7 @@ def panels_op(request: Request, x: Product, own: Matrices, src: Buffer, dst: Buf
         stride=stride,
         panel=x.width * (stride if turned else kind.itemsize),
     )
-    kernel = kernels.pack_panels(kind.code, x.lanes, x.vectors, turned)
+    kernel = kernels.pack_panels(kind, x.lanes, x.vectors, turned)
     return Launch(kernel, args, len(own.offsets) * x.panels, table=own.offsets)
 
 
@@ -284,7 +284,7 @@ class _Cut:
             scores=scores,
             product=words,
         )
-        kernel = kernels.multiply(kind.code, x.lanes, rows.packs, rows.turned, self.how)
+        kernel = kernels.multiply(kind, x.lanes, rows.packs, rows.turned, self.how)
         scratch = scores_at + score_block * vectors
         return [
             *(
@@ -331,7 +331,7 @@ class _Cut:
         )
         of = [at.offsets[numbers] for at, numbers in zip(self.right, self.numbers, strict=True)]
         bits = sum(1 << k for k, flag in enumerate(turned[: 1 + len(self.right)]) if flag)
-        kernel = kernels.multiply_few(kind.code, x.lanes, x.rows, bits, self.how)
+        kernel = kernels.multiply_few(kind, x.lanes, x.rows, bits, self.how)
         scratch = sums_at + block * -(-width // x.lanes)
         return Launch(kernel, args, count * splits, scratch=scratch, table=self._matrices(of).reshape(-1))
 

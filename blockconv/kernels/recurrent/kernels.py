@@ -29,19 +29,17 @@ class RecurrentArgs(Operands):
 
 
 @jit.kernel
-def recurrent(element, lanes, is_lstm, resets_sums, images):
+def recurrent(kind: ElementType, lanes, is_lstm: bool, resets_sums: bool, images):
     """A task is a group of so many images in one direction; the last group may lack some.
 
     Scratch, for each image: hidden values, cells or reset ones, and sums for each gate.
     resets_sums: see `RecurrentProblem`.
     """
-    kind = ElementType.of(element)
     itemsize, held, line = kind.itemsize, kind.computed.itemsize, COLUMNS * kind.computed.itemsize
-    add, make = add_products(kind.computed, lanes, images), update(kind, lanes, bool(is_lstm), bool(resets_sums))
+    add, make = add_products(kind.computed, lanes, images), update(kind, lanes, is_lstm, resets_sums)
     reset, (take, give) = reset_hidden(kind, lanes), (converter(kind, lanes, widens) for widens in (True, False))
 
-    def kernel(args, first, last, scratch):
-        a = RecurrentArgs(args)
+    def kernel(a: RecurrentArgs, first, last, scratch):
         size, gates, steps, tasks = a.hidden, a.gates, a.steps, a.batch * a.directions
         block = size * line
         hidden, cell = scratch, scratch + size * held

@@ -53,7 +53,7 @@ def _launches(request: Request) -> list[Launch]:
         other_blocks=others,
     )
     lanes, held = request.machine.lanes(kind.computed.itemsize), kind.computed.itemsize
-    kernel = recurrent(kind.code, lanes, p.kind == "lstm", p.kind == "gru_of_sums", images)
+    kernel = recurrent(kind, lanes, p.kind == "lstm", p.kind == "gru_of_sums", images)
     scratch = images * (2 * p.hidden + (blocks + others) * COLUMNS) * held
     return [Launch(kernel, args, groups * len(p.reverse), 1, scratch=scratch)]
 

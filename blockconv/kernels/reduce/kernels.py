@@ -34,7 +34,7 @@ class MeanArgs(Operands):
 
 
 @jit.kernel
-def reduce_mean(element, lanes, vectors, period, ragged, how, folds):
+def reduce_mean(kind: ElementType, lanes, vectors, period, ragged, how, folds):
     """A task is a segment of neighbouring means, of one step of the kept loops after another. Scratch: their sums.
 
     vectors: of a row that are summed at once. period: elements of a row, where several rows make a vector; else 0.
@@ -42,13 +42,11 @@ def reduce_mean(element, lanes, vectors, period, ragged, how, folds):
     folds: a row holds lines, each of another summed axis. Rows are summed first, `WIDE` vectors at once, then each line
         of their sum, which `vectors` and `period` are for. Scratch: the sums of a line, then of the rows.
     """
-    kind = ElementType.of(element)
     sums, at_once, line_width = summed_type(kind), WIDE if folds else vectors, vectors * lanes
     itemsize, held, width = kind.itemsize, sums.itemsize, at_once * lanes
     quotients, row_steps = divide(kind, lanes, period, how), lanes // period if period and not folds else 1
 
-    def kernel(args, first, last, scratch):
-        a = MeanArgs(args)
+    def kernel(a: MeanArgs, first, last, scratch):
         inner, run, outer, middle, innermost = a.inner, a.run, a.reduced[0], a.reduced[1], a.reduced[2]
         rows, stride = innermost.size // row_steps, row_steps * innermost.stride
         segments, line = (inner + a.segment - 1) // a.segment, a.kept[2]

@@ -109,7 +109,7 @@ def _launches(request: Request) -> list[Launch]:
         reduced=summed,
     )
     how = HOW.index("sum" if p.kind == "mean" else p.kind)
-    form = element.code, lanes, at.vectors, at.period, int(args.blocks.valid > 0), how, int(at.line > 0)
+    form = element, lanes, at.vectors, at.period, args.blocks.valid > 0, how, at.line > 0
     scratch = (-(-segment // at.width) * at.width + at.vectors * lanes * (at.line > 0)) * held
     return [Launch(reduce_mean(*form), args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)]
 

@@ -66,8 +66,7 @@ def reorder_copy(moved: Moved, lanes, one_vector, stream):
     """
     src_bytes, dst_bytes = moved.src_bytes, moved.dst_bytes
 
-    def kernel(args, first, last, scratch):
-        a = CopyArgs(args)
+    def kernel(a: CopyArgs, first, last, scratch):
         extent_tasks, col_tasks, cols, begin = a.extent_tasks, a.col_tasks, a.task_cols, a.begin
         s_col, d_col, contiguous = a.src_col, a.dst_col, a.contiguous
         extents = CopyPart(a.parts)
@@ -165,10 +164,9 @@ def reorder_transpose(shape: TransposeShape):
     _, _, a, b, va, ub, flags = shape
     itemsize, dst_bytes = shape.moved.src_bytes, shape.moved.dst_bytes
     whole_u, whole_v = int(ub == b), int(va == a)  # a loop of its own, not an inner block and the loop around it
-    bounce, tabled = int(bool(flags & BOUNCE)), int(bool(flags & TABLED))
+    bounce, tabled = flags & BOUNCE, flags & TABLED
 
-    def kernel(args, first, last, scratch):
-        w = TransposeArgs(args)
+    def kernel(w: TransposeArgs, first, last, scratch):
         fill_elements(itemsize, scratch, LINE // itemsize, w.src_fill)
         fill_elements(dst_bytes, scratch + LINE, LINE // dst_bytes, w.fill)
         us, u_strip, d1, d0 = w.u.size, w.u.strip, w.u.outer, w.u.inner
@@ -244,18 +242,16 @@ class ShuffleArgs(Operands):
 
 
 @jit.kernel
-def permute_channels(code, pixels, width):
+def permute_channels(type: ElementType, pixels, width):
     """A task is a tile of pixels, all channels, `width` at a time. Scratch: a vector of the pixels for each channel.
 
-    code: of the elements' type, which is bits.
+    type: of the elements, which are bits.
     """
-    to_planes = TransposeShape(code, code, pixels, width, pixels, width, 0)
-    to_tile = TransposeShape(code, code, width, pixels, width, pixels, TABLED_SRC)
-    itemsize = ElementType.of(code).itemsize
-    plane = pixels * itemsize
+    to_planes = TransposeShape(type, type, pixels, width, pixels, width, 0)
+    to_tile = TransposeShape(type, type, width, pixels, width, pixels, TABLED_SRC)
+    plane = pixels * type.itemsize
 
-    def kernel(args, first, last, scratch):
-        a = ShuffleArgs(args)
+    def kernel(a: ShuffleArgs, first, last, scratch):
         col, tiles, sources, results = a.col, a.tiles, a.sources, a.results
         zero = scratch + a.zero
         fill_memory(zero, plane, 0)

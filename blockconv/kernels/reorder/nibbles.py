@@ -43,8 +43,7 @@ def move_pairs(builder, packs: int, src, dst, count, flip) -> None:
 def move_nibbles(packs):
     """A task reads `task_size` packed bytes, and writes twice as many. packs: the inverse."""
 
-    def kernel(args, first, last, scratch):
-        a = NibbleArgs(args)
+    def kernel(a: NibbleArgs, first, last, scratch):
         begin, end = first * a.task_size, min(last * a.task_size, a.size)
         src, dst = a.src + begin * (1 + packs), a.dst + begin * (2 - packs)
         move_pairs(packs, src, dst, end - begin, a.flip)

@@ -94,8 +94,8 @@ class MovedElements(NamedTuple):
     @functools.cache
     def bits(itemsize: int, fill: int = 0) -> MovedElements:
         """Elements of so many bytes, which are moved as they are."""
-        code, none = Types.bits(itemsize).src.code, quantization_words(None, Types.all("float32").src)
-        return MovedElements(Moved(code, code), fill, fill, ConversionArguments(src=none, dst=none))
+        type, none = Types.bits(itemsize).src, quantization_words(None, Types.all("float32").src)
+        return MovedElements(Moved(type, type), fill, fill, ConversionArguments(src=none, dst=none))
 
     @staticmethod
     def converted(types: Types, quantizations: tuple[Any, ...]) -> MovedElements:
@@ -103,7 +103,7 @@ class MovedElements(NamedTuple):
         ends = tuple(zip((types.src, types.dst), quantizations, strict=True))
         src, dst = (quantization_words(given, type) for type, given in ends)
         src_fill, fill = (type.bits(given.zero_point if given else 0) for type, given in ends)
-        moved = Moved(types.src.unpacked.code, types.dst.unpacked.code)
+        moved = Moved(types.src.unpacked, types.dst.unpacked)
         return MovedElements(moved, fill, src_fill, ConversionArguments(src=src, dst=dst))
 
 
@@ -156,7 +156,7 @@ def _copy_op(loops: CopyLoops, elements: MovedElements, filled: int, threads: in
         dst_col=cols.dst * written,
         contiguous=loops.contiguous,
     )
-    kernel = reorder_copy(moved, lanes, int(one_vector), int(stream))
+    kernel = reorder_copy(moved, lanes, one_vector, stream)
     return Launch(kernel, args, blocking.tasks, blocking.chunk, table=table.ravel())
 
 

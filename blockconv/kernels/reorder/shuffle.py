@@ -80,7 +80,7 @@ def _launches(request: Request) -> list[Launch]:
         zero=padded * plane,
     )
     tasks, size = outer.size * tiles, padded * plane
-    kernel, chunk = permute_channels(Types.bits(itemsize).src.code, pixels, width), chunk_of(tasks, size, threads)
+    kernel, chunk = permute_channels(Types.bits(itemsize).src, pixels, width), chunk_of(tasks, size, threads)
     return [Launch(kernel, args, tasks, chunk, scratch=size + plane, table=np.array(table, np.int64))]
 
 

@@ -54,8 +54,7 @@ def pack_taps(shape: TransposeShape):
     """Transpose tiles of channels by taps."""
     itemsize, together = shape.moved.src_bytes, shape.b
 
-    def kernel(args, first, last, scratch):
-        a = PackTapsArguments(args)
+    def kernel(a: PackTapsArguments, first, last, scratch):
         fill_memory(scratch, LINE, 0)
         src, dst, taps, count, outer, inner = a.src, a.dst, a.taps, a.vectors, a.outer, a.inner
         of_taps, offsets = TapOffset(a.table), scratch + SCRATCH
@@ -111,8 +110,8 @@ def pack_taps_op(pieces: Sequence[tuple[Any, int]], shape: tuple[int, ...], item
         outer=steps[around],
         inner=steps[dim],
     )
-    code, together = Types.bits(itemsize).src.code, min(most, 1 << (taps.bit_length() - 1))
-    tile = TransposeShape(code, code, lanes, together, inner, together, TABLED)
+    type, together = Types.bits(itemsize).src, min(most, 1 << (taps.bit_length() - 1))
+    tile = TransposeShape(type, type, lanes, together, inner, together, TABLED)
     table = np.concatenate([_tap_offsets(pieces, shape, each * itemsize), vectors.ravel()])
     tasks = layout.size(whole) // each
     return Launch(pack_taps(tile), args, tasks, max(1, tasks // 64), SCRATCH + 8 * taps, table)

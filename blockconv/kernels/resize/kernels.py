@@ -76,12 +76,11 @@ def following(a, parts, part, plane, k, outer):
 
 
 @jit.unrolled_kernel
-def resize_rows(element, lanes, form: ColumnForm):
+def resize_rows(kind: ElementType, lanes, form: ColumnForm):
     """Rows of the source become a row of the scratch, and its columns the results. The nearest are copied in place.
 
     Scratch: a part of a row of the source.
     """
-    kind = ElementType.of(element)
     itemsize, copies = kind.itemsize, form.taps == COPIED
     narrow = copies and (form.part > 0 or 0 < form.inner < form.lanes)
     widths = tuple(n for n in (64, 16, 4) if n <= form.lanes * itemsize)  # a wider load would wait for several stores
@@ -89,8 +88,8 @@ def resize_rows(element, lanes, form: ColumnForm):
     blend_rows, add_rows = blend(kind, kind.computed, lanes), sums_of_rows(kind, kind.computed, lanes)
     add_columns = sums_of_columns(made, kind, form)
 
-    def kernel(args, first, last, scratch):
-        a = held(ResizeArgs(args))
+    def kernel(args: ResizeArgs, first, last, scratch):
+        a = held(args)
         words, inner, row_taps = a.integers.address, a.inner, a.row_taps
         pixel, step, columns = inner * itemsize, a.part * itemsize, a.taps + a.oh * row_taps * Tap.nbytes
         parts, line = 1 if copies else a.parts, a.ow * pixel
@@ -127,17 +126,16 @@ def resize_rows(element, lanes, form: ColumnForm):
 
 
 @jit.unrolled_kernel
-def resize_pixels(element, lanes):
+def resize_pixels(kind: ElementType, lanes):
     """Pixels have many elements.
 
     Scratch: two pixels of the source, each blended from two rows; one that the next result needs too is kept. So no
     blended row goes through the second-level cache.
     """
-    kind = ElementType.of(element)
     blend_rows, blend_pixels = blend(kind, kind.computed, lanes), blend(kind.computed, kind, lanes)
 
-    def kernel(args, first, last, scratch):
-        a = held(ResizeArgs(args))
+    def kernel(args: ResizeArgs, first, last, scratch):
+        a = held(args)
         words, rows, inner = a.integers.address, Tap(a.taps), a.inner
         columns, pixel = rows[BLENDED * a.oh], inner * kind.itemsize
         part, plane, k, outer = position(a, first, 1)
@@ -168,17 +166,16 @@ def resize_pixels(element, lanes):
 
 
 @jit.unrolled_kernel
-def resize_columns(element, lanes, form: ColumnForm):
+def resize_columns(kind: ElementType, lanes, form: ColumnForm):
     """Columns of two rows of the source are blended first, and then the rows. Pixels are whole; planes are apart.
 
     Scratch: the two rows; one that the next row of results needs too is kept.
     """
-    kind = ElementType.of(element)
     held_bytes = kind.computed.itemsize
     blend_rows, blend_columns = blend(kind.computed, kind, lanes), sums_of_columns(kind, kind.computed, form)
 
-    def kernel(args, first, last, scratch):
-        a = held(ResizeArgs(args))
+    def kernel(args: ResizeArgs, first, last, scratch):
+        a = held(args)
         words, rows, elements = a.integers.address, Tap(a.taps), a.ow * a.inner
         columns, pixel = rows[BLENDED * a.oh].address, a.inner * held_bytes
         upper, lower = scratch, scratch + elements * held_bytes

@@ -112,7 +112,7 @@ def _launches(request: Request, quantizations: Quantizations = None) -> list[Lau
     )
     rows = np.stack([above * (at.between * row), by_row.view(np.int64)], axis=2)
     chunk = chunk_of(tasks * parts, p.ow * part * itemsize, request.threads, TAKEN)
-    kernel = family(element.code, lanes, *(() if family is resize_pixels else (form,)))
+    kernel = family(element, lanes, *(() if family is resize_pixels else (form,)))
     table = np.concatenate([rows.ravel(), columns.ravel()])
     return [Launch(kernel, args, tasks * parts, chunk, scratch=scratch, table=table)]
 
@@ -159,7 +159,7 @@ def _vectors(
     if taps == BLENDED:
         table = np.concatenate([table, each[:, 1]], axis=1)
     cycles = len(at) * (NEAR_CYCLES if near else 1 + wide // size * PART_CYCLES)
-    return cycles, ColumnForm(taps, wide, 0, size, int(near)), table
+    return cycles, ColumnForm(taps, wide, 0, size, near), table
 
 
 def _with_w_inside_h(problem: ResizeProblem, layout: Layout) -> tuple[ResizeProblem, Layout]:

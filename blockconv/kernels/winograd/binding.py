@@ -113,9 +113,7 @@ def _products_record(problem: Conv2dProblem, at: WinogradBlocking) -> TileRecord
 def _source_kernel(request: Request, at: WinogradBlocking) -> jit.Kernel:
     """The kernel of the first stage."""
     fma, in_place = request.machine.isa.fma and not at.form.exact, not reads_windows(request.source, at)
-    return winograd_source(
-        Source(at.form, at.src_lanes, at.transform_lanes, fma, in_place, type=request.types.src.code)
-    )
+    return winograd_source(Source(at.form, at.src_lanes, at.transform_lanes, fma, in_place, type=request.types.src))
 
 
 def _pack_kernel(request: Request, at: WinogradBlocking, lanes: Geometry) -> jit.Kernel:
@@ -176,7 +174,7 @@ def _tile_kernel(at: WinogradBlocking, isa: Isa) -> jit.Kernel:
     Its reductions are short: the lines that the next one begins with are prefetched by every turn. Blocks of channels
     are apart; all tiles of a block are contiguous.
     """
-    fma, out_lanes = int(isa.fma and not at.form.exact), at.out_lanes
+    fma, out_lanes = isa.fma and not at.form.exact, at.out_lanes
     if at.images:
         tile = 1, at.tile_channels, at.tile_pixels, at.lanes, at.ic_block, at.lanes, ActivationKind.NONE, *DENSE
         apart = at.block_tiles * at.lanes * ITEMSIZE

@@ -29,18 +29,17 @@ def multiples(start, step, count: int) -> list[Any]:
 
 
 @functools.cache
-def source_transform(form: Form, lanes: int, fma: int, src: int):
+def source_transform(form: Form, lanes: int, fma: bool, type: ElementType):
     """transform(at, row, col, dst, apart): `lanes` channels of a tile, from the address of its first pixel on.
 
-    row, col: to the next row and the next column. apart: from a position of the transform to the next. src: the code of
-    the elements' type: float32, one of floats of 16 bits, which become float32, or one of bytes, which become int16.
+    row, col: to the next row and the next column. apart: from a position of the transform to the next. type: of
+    the elements: float32, one of floats of 16 bits, which become float32, or one of bytes, which become int16.
     """
 
     @emitted
     def transform(builder, at, row, col, dst, apart) -> None:
-        type = ElementType.of(src)
         memory = (Vectors if form.exact else Floats)(builder, type, lanes)
-        v = Vectors(builder, TRANSFORMED if form.exact else ELEMENT, lanes, bool(fma))
+        v = Vectors(builder, TRANSFORMED if form.exact else ELEMENT, lanes, fma)
         rows = multiples(at, row, form.side)
 
         def load(at):
@@ -65,7 +64,7 @@ def source_transform(form: Form, lanes: int, fma: int, src: int):
 
 
 @functools.cache
-def multiply_shared(lanes: int, fma: int, channels: int):
+def multiply_shared(lanes: int, fma: bool, channels: int):
     """multiply(tiles, src, src_tile, dst, dst_tile, wei, wei_group): a position's products with groups' weights.
 
     A vector is several groups of so many channels, whose weights, [input channel][output channel], stay in registers.
@@ -74,7 +73,7 @@ def multiply_shared(lanes: int, fma: int, channels: int):
 
     @emitted
     def multiply(builder, tiles, src, src_tile, dst, dst_tile, wei, wei_group) -> None:
-        v = Vectors(builder, ELEMENT, lanes, bool(fma))
+        v = Vectors(builder, ELEMENT, lanes, fma)
         row = channels * v.itemsize
         rows = [wei + k * row for k in range(channels)]
         weights = [v.load_parts(at, channels, wei_group) for at in rows]

@@ -35,7 +35,7 @@ class Finish(NamedTuple):
 
     form: Form
     lanes: int
-    fma: int
+    fma: bool
     store_width: int
     act: int
     has_parts: int = 0
@@ -121,7 +121,7 @@ def finish_pixels(pixels: int, how: Finish):
 
 def _pixels(builder, how: Finish, products) -> list[Any]:
     """A tile's pixels with their bias, row by row, in stack slots; real numbers where integers become others."""
-    v = Vectors(builder, how.products, how.lanes, bool(how.fma))
+    v = Vectors(builder, how.products, how.lanes, how.fma)
     pixels = v.in_slots(_biased(v, how, products))
     if not (how.dst and how.form.exact):
         return pixels

@@ -62,8 +62,8 @@ def winograd_multiply():
     The products go to the scratch. For each position a call of `tile_kernel` takes all tiles and one block.
     """
 
-    def kernel(args, first, last, scratch):
-        a, header = WinogradArgs(args), Header(scratch)
+    def kernel(a: WinogradArgs, first, last, scratch):
+        header = Header(scratch)
         before, start = header.set_index * a.set_oc, _first_channel(a, first)
         width, channels, exist = a.width, a.tile_channels, min(a.set_oc, a.oc - before)
         run = header.record
@@ -95,15 +95,15 @@ def winograd_multiply():
 
 
 @jit.kernel
-def winograd_multiply_shared(lanes, part, fma, channels):
+def winograd_multiply_shared(lanes, part, fma: bool, channels):
     """The same, where a set is a vector of groups of so many channels, in and out: their weights stay in registers.
 
     part: lanes that are multiplied together.
     """
     vector, multiply = lanes * ITEMSIZE, multiply_shared(part, fma, channels)
 
-    def kernel(args, first, last, scratch):
-        a, header = WinogradArgs(args), Header(scratch)
+    def kernel(a: WinogradArgs, first, last, scratch):
+        header = Header(scratch)
         tiles, wei_group, products_tile = a.block_tiles, a.wei_ocb, a.products_tile
         v, products = scratch + a.v, scratch + a.products
         for position in range(a.positions):
@@ -171,8 +171,8 @@ def winograd_store(how: Finish):
     """
     row, store = ROW_PIXELS * how.lanes * ITEMSIZE, _store_row(how.lanes if how.is_planes else 1, how)
 
-    def kernel(args, first, last, scratch):
-        a, header = held(WinogradArgs(args)), Header(scratch)
+    def kernel(args: WinogradArgs, first, last, scratch):
+        a, header = held(args), Header(scratch)
         for r in range(header.rows):
             store(a, scratch, first, scratch + a.patch + r * row, header.dst + r * a.dst_strides.row, header.cols)
 
@@ -189,8 +189,8 @@ def winograd_finish(how: Finish):
     m, channels, planes, pixel = how.form.m, how.channels, how.is_planes, how.lanes * ITEMSIZE
     transform, output, most = destination_transform(how), _output(how), row_tiles(m) if planes else 1
 
-    def kernel(args, first, last, scratch):
-        a, header = WinogradArgs(args), Header(scratch)
+    def kernel(a: WinogradArgs, first, last, scratch):
+        header = Header(scratch)
         dst_row, dst_col = a.dst_strides.row, a.dst_strides.col
         number, last_ocb, patch = header.set_index, header.last_ocb, scratch + a.patch
         before = number * a.set_oc
@@ -214,7 +214,7 @@ def winograd_finish(how: Finish):
                     products += a.products_tile
                 if not is_whole:
                     header.rows, header.cols, header.dst = rows, cols, dst
-                    call_kernel(a.store_kernel, args, oc, 0, scratch)
+                    call_kernel(a.store_kernel, a.address, oc, 0, scratch)
                 tile += count
 
     return kernel
@@ -230,8 +230,8 @@ def winograd():
     It reads source, weights, bias and residual, and writes the pixels of its tiles and channels in the destination.
     """
 
-    def kernel(args, first, last, scratch):
-        a, header = WinogradArgs(args), Header(scratch)
+    def kernel(a: WinogradArgs, first, last, scratch):
+        header = Header(scratch)
         fill_memory(header.zeros.address, 8 * ZEROS, 0)
         tiles, splits, ocbs = a.block_tiles, a.splits, a.set_ocbs
         chunk, blocks, loaded = a.chunk, a.tile_blocks, -1
@@ -240,15 +240,15 @@ def winograd():
             tile = min(number % blocks * tiles, a.tiles - tiles)
             if number != loaded:
                 header.set_index = number // blocks
-                call_kernel(a.source_kernel, args, tile, tile + tiles, scratch)
+                call_kernel(a.source_kernel, a.address, tile, tile + tiles, scratch)
                 loaded = number
             ocb, end = ocbs * split // splits, ocbs * (split + 1) // splits
             while ocb < end:
                 upto = min(ocb + chunk, end)
                 header.first_ocb = ocb
                 header.last_ocb = upto
-                call_kernel(a.multiply_kernel, args, ocb, upto, scratch)
-                call_kernel(a.finish_kernel, args, tile, tile + tiles, scratch)
+                call_kernel(a.multiply_kernel, a.address, ocb, upto, scratch)
+                call_kernel(a.finish_kernel, a.address, tile, tile + tiles, scratch)
                 ocb = upto
 
     return kernel
@@ -269,8 +269,7 @@ def winograd_weights(exact, vectors, lanes, turned=0):
     tap, begin = (-pixel, (taps - 1) * pixel) if turned else (pixel, 0)
     transform = weight_transform(True, 2 * lanes, block) if exact else weight_transform(False, lanes, tap)
 
-    def kernel(args, first, last, scratch):
-        a = WinogradWeightsArgs(args)
+    def kernel(a: WinogradWeightsArgs, first, last, scratch):
         steps, group_oc, oc_step = a.steps, a.group_oc, a.oc_step
         blocks = (group_oc + width - 1) // width
         for task in range(first, last):

@@ -44,20 +44,20 @@ class Source(NamedTuple):
 
     lanes: of a vector, channels or images of one; `part` of them are transformed together.
     in_place: whether a window is a tile, which is read in place inside the image, where all lanes are contiguous.
-    type: the code of the source's type.
+    type: the source's.
     """
 
     form: Form
     lanes: int
     part: int
-    fma: int
-    in_place: int
-    type: int
+    fma: bool
+    in_place: bool
+    type: ElementType
 
     @property
     def pixel(self) -> int:
         """Bytes of a vector of the source."""
-        return self.lanes * ElementType.of(self.type).itemsize
+        return self.lanes * self.type.itemsize
 
     @property
     def vector(self) -> int:
@@ -86,8 +86,8 @@ def winograd_source(how: Source):
     """Transform tiles first to last - 1 of the header's set, all its channels, from the source into the scratch."""
     lanes, pixel, vector, transform = how.lanes, how.pixel, how.vector, _transform_tiles(how)
 
-    def kernel(args, first, last, scratch):
-        a, header = WinogradArgs(args), Header(scratch)
+    def kernel(a: WinogradArgs, first, last, scratch):
+        header = Header(scratch)
         window, v, pack = scratch + a.patch, scratch + a.v, header.pack
         src_row, src_col = a.src_strides.row, a.src_strides.col
         side, step, leading, channels = a.side, a.step, a.window_leading * pixel, a.src_channels
