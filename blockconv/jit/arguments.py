@@ -6,8 +6,8 @@ in their order. Python fills a block by keyword, and a kernel reads it by name:
     class Window(Arguments):
         '''The window of a tile.'''
 
-        src = word("the first pixel", "address")
-        row = word("from a row of pixels to the next", "bytes")
+        src = address("the first pixel")
+        row = in_bytes("from a row of pixels to the next")
         rows = word("rows of pixels")
 
     Window(src=Buffer(0), row=64, rows=9)  # in Python: a tuple of the words in order, which are read by name too
@@ -124,6 +124,16 @@ def word(meaning: str, unit: str = "", default: Any = None):
     address of a kernel, 0 or 1, ... default: what it is where Python does not give it.
     """
     return Word(meaning, unit, default)
+
+
+def _in_unit(unit: str):
+    """Declare words of this unit, as ``word(meaning, unit, default)`` does."""
+    return lambda meaning, default=None: Word(meaning, unit, default)
+
+
+in_bytes, in_elements, in_channels, in_blocks = map(_in_unit, ("bytes", "elements", "channels", "blocks"))
+in_pixels, in_rows, in_columns = map(_in_unit, ("pixels", "rows", "columns"))
+address, kernel_address, float64_bits = map(_in_unit, ("address", "address of a kernel", "bits of a float64"))
 
 
 def group(block: type[Arguments], meaning: str = ""):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from blockconv import jit
-from blockconv.jit.arguments import Arguments, table, word
+from blockconv.jit.arguments import Arguments, address, in_bytes, table, word
 from blockconv.jit.ir import load_bits, load_i64, prefetch, store_i64
 from blockconv.runtime.memory import address_of
 
@@ -28,13 +28,13 @@ SHIFT, KEPT = 17, (1 << 47) - 1  # a sign becomes two bits far apart, or signs t
 class SpanArgs(Arguments):
     """The lines of a span that have a hash."""
 
-    first = word("the span", "address")
-    last = word("the last line", "address")
+    first = address("the span")
+    last = address("the last line")
     width = word("bytes of a line")
-    step = word("from a line to the next", "bytes")
+    step = in_bytes("from a line to the next")
     phases = word("calls until all lines were compared")
     phase = word("of the next call")
-    hashes = word("`EACH` hashes for each phase", "address")
+    hashes = address("`EACH` hashes for each phase")
 
 
 class LinesArgs(Arguments):

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from blockconv import jit
 from blockconv.core.target import is_elsewhere
-from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.arguments import Arguments, address, group, in_bytes, kernel_address, word
 from blockconv.jit.ir import call_kernel, fetch_add, load_acquire, spin_pause, yield_processor
 from blockconv.runtime import pools
 from blockconv.runtime.memory import Scratch, address_of, aligned_empty
@@ -110,21 +110,21 @@ class RunRecord(Arguments):
     """A run of a program, as its workers read it."""
 
     launches = word("how many launches there are")
-    table = word("the launch table: a `LaunchEntry` for each", "address")
+    table = address("the launch table: a `LaunchEntry` for each")
     entered = group(Counter, "workers that have begun")
-    scratch = word("the first worker's scratch", "address")
-    scratch_size = word("scratch of a worker", "bytes")
+    scratch = address("the first worker's scratch")
+    scratch_size = in_bytes("scratch of a worker")
     workers = word("how many may come")
 
 
 class LaunchEntry(Arguments):
     """A launch of a run."""
 
-    kernel = word("the kernel", "address of a kernel")
-    args = word("its argument block", "address")
+    kernel = kernel_address("the kernel")
+    args = address("its argument block")
     tasks = word("how many tasks there are")
     chunk = word("tasks that are taken at a time")
-    counters = word("`LINE` words apart: tasks done, then the tasks taken of each worker's range", "address")
+    counters = address("`LINE` words apart: tasks done, then the tasks taken of each worker's range")
 
 
 @jit.kernel

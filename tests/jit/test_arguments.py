@@ -13,7 +13,7 @@ import pytest
 from llvmlite import ir
 
 from blockconv.core.types import ElementType, element
-from blockconv.jit.arguments import Arguments, group, held, table, word
+from blockconv.jit.arguments import Arguments, group, held, in_bytes, table, word
 from blockconv.jit.compiler import generate, link
 from blockconv.jit.ir import call_kernel, emitted, load_i64, store_i64
 from blockconv.jit.records import fields_of, fill, integers_of, parameters_of
@@ -154,7 +154,7 @@ class Default(Arguments):
     """A block with words that need not be given."""
 
     first = word("given")
-    second = word("or not", "bytes", 7)
+    second = in_bytes("or not", 7)
 
 
 def test_a_word_may_have_a_default() -> None:
@@ -253,6 +253,7 @@ def test_declarations_are_checked() -> None:
 
 
 def test_words_say_what_they_are() -> None:
+    assert (Default.second.unit, Default.second.default, Default.first.unit) == ("bytes", 7, "")
     assert (Copy.src.meaning, Copy.src.unit, Copy.oh.unit) == ("the first pixel", "address", "rows")
     assert [(name, field.first, field.unit) for name, field in LongerCopy.fields.items()] == [
         ("src", 0, "address"),

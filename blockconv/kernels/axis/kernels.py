@@ -9,7 +9,7 @@ import operator
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import word
+from blockconv.jit.arguments import float64_bits, word
 from blockconv.jit.ir import const, counted
 from blockconv.kernels.common.axis_walk import AxisArgs, axis_walk
 
@@ -62,9 +62,9 @@ class LrnArgs(AxisArgs):
 
     before = word("channels of the window before the result's own")
     after = word("channels of the window after it")
-    scale = word("alpha / size of the window", "bits of a float64")
-    bias = word("bias", "bits of a float64")
-    beta = word("beta", "bits of a float64")
+    scale = float64_bits("alpha / size of the window")
+    bias = float64_bits("bias")
+    beta = float64_bits("beta")
 
 
 @jit.kernel

@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from blockconv.core.activation import ACTIVATIONS, NUMBERS, Activation, ActivationKind
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import Arguments, float64_bits, word
 from blockconv.jit.ir import I64, const, emitted, pointer
 from blockconv.kernels.common.vectors import Vectors
 
@@ -18,8 +18,8 @@ class ActivationArguments(Arguments):
     """An activation as kernels read it."""
 
     number = word("the activation's, from 1 on; 0 is clip(first, second)")
-    first = word("its first parameter", "bits of a float64")
-    second = word("its second parameter", "bits of a float64")
+    first = float64_bits("its first parameter")
+    second = float64_bits("its second parameter")
 
 
 def activation_arguments(act: Activation) -> ActivationArguments:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import group, held, word
+from blockconv.jit.arguments import group, held, in_bytes, in_elements, word
 from blockconv.jit.ir import const, counted, emitted
 from blockconv.kernels.common.conversion import ConversionArguments, read_and_written
 from blockconv.kernels.common.copies import copy_blocks, gather_blocks
@@ -32,15 +32,15 @@ PARTIAL = 64  # vectors of a partial sum: errors grow with the number of additio
 class AxisArgs(Operands):
     """An axis, and two loops over its positions. Across positions, the inner loop's are contiguous."""
 
-    outer_stride = word("from a position of the outer loop to the next", "bytes")
+    outer_stride = in_bytes("from a position of the outer loop to the next")
     inner = word("positions in the inner loop")
-    inner_stride = word("from a position of the inner loop to the next", "bytes")
-    size = word("the axis's elements at a position", "elements")
-    extent = word("contiguous elements of the axis: those of a block, or all; 1 across positions", "elements")
-    stride = word("from an extent to the next, at one position", "bytes")
-    tail = word("elements that the last block lacks, to be zeros in the destination", "elements")
+    inner_stride = in_bytes("from a position of the inner loop to the next")
+    size = in_elements("the axis's elements at a position")
+    extent = in_elements("contiguous elements of the axis: those of a block, or all; 1 across positions")
+    stride = in_bytes("from an extent to the next, at one position")
+    tail = in_elements("elements that the last block lacks, to be zeros in the destination")
     gathered = word("whether blocks are no whole vectors: then they are computed in a contiguous copy", "0 or 1")
-    own = word("from the scratch to the memory of the body", "bytes")
+    own = in_bytes("from the scratch to the memory of the body")
     integers = group(ConversionArguments, "what elements of 8 bits stand for")
     blocks = group(PaddedChannels, "across positions")
 

@@ -1,7 +1,7 @@
 """Copies of bytes inside kernels."""
 
 from blockconv import jit
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import Arguments, address, in_bytes, word
 from blockconv.jit.ir import fill_memory, load_i64, move, store_repeated
 from blockconv.kernels.common.tile import LINE
 
@@ -79,9 +79,9 @@ def fill_pixels(dst, pixels, size, fill):
 class FillArgs(Arguments):
     """Extents of equal size, as far from each other."""
 
-    dst = word("the first extent", "address")
-    size = word("of an extent", "bytes")
-    step = word("from an extent to the next", "bytes")
+    dst = address("the first extent")
+    size = in_bytes("of an extent")
+    step = in_bytes("from an extent to the next")
     fill = word("whose low byte is written; 0 where `given` says it", "a word")
     given = word("the address of such a word, or 0")
 
@@ -103,9 +103,9 @@ def fill_extents():
 class SpreadArgs(Arguments):
     """Elements of the source at positions of the destination."""
 
-    dst = word("the destination", "address")
-    src = word("the source", "address")
-    table = word("for each element of the destination, the source's by a number from 1 on; 0 for a zero", "address")
+    dst = address("the destination")
+    src = address("the source")
+    table = address("for each element of the destination, the source's by a number from 1 on; 0 for a zero")
 
 
 @jit.kernel

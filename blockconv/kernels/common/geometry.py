@@ -4,7 +4,7 @@ import functools
 from typing import NamedTuple
 
 from blockconv.core.layout import Layout
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import Arguments, in_bytes, in_channels, in_pixels, word
 
 ITEMSIZE = {"float32": 4, "float64": 8}
 
@@ -16,14 +16,14 @@ NO_IMAGES = 1 << 40  # more than a batch has: all are in one block
 class Geometry(Arguments):
     """The strides of an activation with at most one block of channels, and one of images."""
 
-    n: int = word("from an image to the next", "bytes")
-    block: int = word("from a block of channels to the next", "bytes")
-    length: int = word("of a block; `NO_BLOCK` where one holds all", "channels")
-    row: int = word("from a row of pixels to the next", "bytes")
-    col: int = word("from a pixel of a row to the next", "bytes")
-    channel: int = word("from a channel of a block to the next", "bytes")
+    n: int = in_bytes("from an image to the next")
+    block: int = in_bytes("from a block of channels to the next")
+    length: int = in_channels("of a block; `NO_BLOCK` where one holds all")
+    row: int = in_bytes("from a row of pixels to the next")
+    col: int = in_bytes("from a pixel of a row to the next")
+    channel: int = in_bytes("from a channel of a block to the next")
     images: int = word("of a block of images; a number that no batch has where there are no such blocks", "images")
-    image_block: int = word("from a block of images to the next", "bytes")
+    image_block: int = in_bytes("from a block of images to the next")
 
     def offset(self, channel: int) -> int:
         """From the first channel to this one, in bytes. Kernels call it too, with a view."""
@@ -39,12 +39,12 @@ class Geometry(Arguments):
 class ImageSizes(Arguments):
     """The sizes of images: words that a kernel's block of arguments inherits."""
 
-    ih = word("height of the source", "pixels")
-    iw = word("width of the source", "pixels")
-    oh = word("height of the destination", "pixels")
-    ow = word("width of the destination", "pixels")
-    ph = word("padding above", "pixels")
-    pw = word("padding on the left", "pixels")
+    ih = in_pixels("height of the source")
+    iw = in_pixels("width of the source")
+    oh = in_pixels("height of the destination")
+    ow = in_pixels("width of the destination")
+    ph = in_pixels("padding above")
+    pw = in_pixels("padding on the left")
 
 
 class ConvSizes(ImageSizes):
@@ -53,20 +53,20 @@ class ConvSizes(ImageSizes):
     n = word("images")
     kh = word("height of the window", "taps")
     kw = word("width of the window", "taps")
-    sh = word("vertical stride", "pixels")
-    sw = word("horizontal stride", "pixels")
-    dh = word("vertical dilation", "pixels")
-    dw = word("horizontal dilation", "pixels")
+    sh = in_pixels("vertical stride")
+    sw = in_pixels("horizontal stride")
+    dh = in_pixels("vertical dilation")
+    dw = in_pixels("horizontal dilation")
 
 
 class ChannelVector(Arguments):
     """Neighbouring channels that are a vector."""
 
-    src = word("from the source's first channel to these", "bytes")
-    dst = word("from the destination's first channel to these", "bytes")
-    first = word("the first of them", "channels")
-    valid = word("channels that exist", "channels")
-    written = word("channels that are written, as zero where they do not exist", "channels")
+    src = in_bytes("from the source's first channel to these")
+    dst = in_bytes("from the destination's first channel to these")
+    first = in_channels("the first of them")
+    valid = in_channels("channels that exist")
+    written = in_channels("channels that are written, as zero where they do not exist")
 
 
 def channel_vectors(s: Geometry, d: Geometry, channels: int, lanes: int, padded: int = 0) -> list[tuple[int, ...]]:

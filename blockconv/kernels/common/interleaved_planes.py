@@ -1,7 +1,7 @@
 """Planes of a workspace that are interleaved into the rows of a destination: columns of a stride, computed apart."""
 
 from blockconv import jit
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import Arguments, address, in_bytes, in_columns, in_rows, word
 from blockconv.jit.ir import load_bits, store_bits
 from blockconv.kernels.common.packed_pixels import bits_transposer
 
@@ -11,30 +11,30 @@ FEW = 4  # elements of a vector of few
 class InterleavedPlanes(Arguments):
     """Columns of the destination that were computed together, in rows that were; planes of the workspace."""
 
-    at = word("the first plane, from the workspace", "bytes")
-    n = word("from an image to the next", "bytes")
-    channel = word("from a plane to the next", "bytes")
-    row = word("from a row to the next", "bytes")
-    first = word("their first column", "columns")
-    size = word("how many columns; 0: these rows are in the destination", "columns")
+    at = in_bytes("the first plane, from the workspace")
+    n = in_bytes("from an image to the next")
+    channel = in_bytes("from a plane to the next")
+    row = in_bytes("from a row to the next")
+    first = in_columns("their first column")
+    size = in_columns("how many columns; 0: these rows are in the destination")
 
 
 class InterleaveArgs(Arguments):
     """Planes that are interleaved. A task is some rows of a channel of an image."""
 
-    src = word("the workspace", "address")
-    dst = word("the destination", "address")
-    planes = word("`InterleavedPlanes` by the first row and the first column of each remainder", "address")
+    src = address("the workspace")
+    dst = address("the destination")
+    planes = address("`InterleavedPlanes` by the first row and the first column of each remainder")
     channels = word("channels")
     parts = word("tasks that share the rows of a channel")
-    rows = word("rows of the destination", "rows")
-    n = word("from an image of the destination to the next", "bytes")
-    channel = word("from a channel to the next", "bytes")
-    row = word("from a row to the next", "bytes")
-    sh = word("vertical stride", "rows")
-    sw = word("horizontal stride", "columns")
-    begins = word("remainders of rows", "rows")
-    columns = word("remainders of columns", "columns")
+    rows = in_rows("rows of the destination")
+    n = in_bytes("from an image of the destination to the next")
+    channel = in_bytes("from a channel to the next")
+    row = in_bytes("from a row to the next")
+    sh = in_rows("vertical stride")
+    sw = in_columns("horizontal stride")
+    begins = in_rows("remainders of rows")
+    columns = in_columns("remainders of columns")
 
 
 def _pairs_of(itemsize: int, lanes: int):

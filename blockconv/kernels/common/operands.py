@@ -1,30 +1,30 @@
 """The operands of ops: the words that kernels have them by, and their buffers by number."""
 
 from blockconv.core.layout import Layout
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import Arguments, address
 from blockconv.runtime.launcher import Buffer
 
 
 class Operands(Arguments):
     """The source and the destination of an op. If an op has no others, they are its buffers."""
 
-    src = word("the source", "address", Buffer(0))
-    dst = word("the destination", "address", Buffer(1))
+    src = address("the source", Buffer(0))
+    dst = address("the destination", Buffer(1))
 
 
 class PoolOperands(Operands):
     """The operands of a pool."""
 
-    idx = word("the indices of maxima, int64s in the destination's order; 0: there are none", "address", 0)
+    idx = address("the indices of maxima, int64s in the destination's order; 0: there are none", 0)
 
 
 class ConvOperands(Operands):
     """The operands of a convolution."""
 
-    wei = word("packed weights", "address")
-    bia = word("packed bias", "address")
-    residual = word("the residual, with the destination's strides; the destination where there is none", "address")
-    activation = word("the activation's `ActivationArguments`; of integers `EpilogueArguments`", "address")
+    wei = address("packed weights")
+    bia = address("packed bias")
+    residual = address("the residual, with the destination's strides; the destination where there is none")
+    activation = address("the activation's `ActivationArguments`; of integers `EpilogueArguments`")
 
 
 SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))

@@ -2,7 +2,7 @@
 
 from blockconv import jit
 from blockconv.core.types import element
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import Arguments, address, in_bytes, in_channels, in_columns, in_rows, word
 from blockconv.jit.ir import const, emitted, fill_memory
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.packed_pixels import PixelPacking, Pixels, pixel_packer
@@ -15,26 +15,26 @@ class PackRecord(Arguments):
     Floats of 16 bits may be packed in pairs, of a channel of two pixels: an element that dot products take at once.
     """
 
-    dst = word("where they go", "address")
-    image = word("the image, at the first channel", "address")
+    dst = address("where they go")
+    image = address("the image, at the first channel")
     strides = word("the image's strides", "address of a `Geometry`")
-    inside = word("the first channel's number in its block", "channels")
-    channels = word("channels that exist", "channels")
-    width = word("channels of a packed pixel", "channels")
-    ih = word("the first row; may be outside", "rows")
-    iw = word("the first column; may be outside", "columns")
-    rows = word("packed rows", "rows")
-    cols = word("packed columns of a row", "columns")
-    row_bytes = word("from a packed row to the next", "bytes")
+    inside = in_channels("the first channel's number in its block")
+    channels = in_channels("channels that exist")
+    width = in_channels("channels of a packed pixel")
+    ih = in_rows("the first row; may be outside")
+    iw = in_columns("the first column; may be outside")
+    rows = in_rows("packed rows")
+    cols = in_columns("packed columns of a row")
+    row_bytes = in_bytes("from a packed row to the next")
     row_step = word("from a row to the next", "rows of the image")
     col_step = word("from a column to the next", "columns of the image")
     border = word("what each byte outside the image is; -1: such pixels are not written")
-    height = word("of the image", "rows")
-    length = word("of a row of the image", "columns")
-    row = word("where a row is packed before its pixels become pairs", "address")
+    height = in_rows("of the image")
+    length = in_columns("of a row of the image")
+    row = address("where a row is packed before its pixels become pairs")
     pair_step = word("from a pair to the next", "packed columns")
     second = word("from the first pixel of a pair to the second", "packed columns")
-    singles = word("columns at the end that are packed once more, each with zeros as its second", "columns")
+    singles = in_columns("columns at the end that are packed once more, each with zeros as its second")
 
 
 @jit.kernel

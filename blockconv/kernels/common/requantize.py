@@ -26,7 +26,7 @@ from llvmlite import ir
 from blockconv.core import target
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import SIGNED, ElementType, element
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import Arguments, float64_bits, word
 from blockconv.jit.ir import I8, I32, I64, call_llvm, const, shuffle, splat
 from blockconv.jit.values import truth
 from blockconv.kernels.common.activation import ActivationArguments
@@ -50,16 +50,16 @@ class EpilogueArguments(ActivationArguments):
 
     src_fill = word("the source's zero point, in each of four bytes: what stands for zeros")
     dst_fill = word("the destination's zero point likewise; 0 where it has none")
-    inverse = word("1 / the destination's scale, for what no scale had been multiplied by", "bits of a float64")
+    inverse = float64_bits("1 / the destination's scale, for what no scale had been multiplied by")
     low = word(
         "the least integer of the destination's type, less the zero point; or what bounds more", "bits of a float64"
     )
-    high = word("the greatest one likewise", "bits of a float64")
+    high = float64_bits("the greatest one likewise")
     zero_point = word("the destination's zero point")
-    sum_low = word("of sums that are rounded by themselves, what `low` is of the destination", "bits of a float64")
-    sum_high = word("the greatest one likewise", "bits of a float64")
-    sum_scale = word("the scale of these", "bits of a float64")
-    residual_scale = word("the residual's scale", "bits of a float64")
+    sum_low = float64_bits("of sums that are rounded by themselves, what `low` is of the destination")
+    sum_high = float64_bits("the greatest one likewise")
+    sum_scale = float64_bits("the scale of these")
+    residual_scale = float64_bits("the residual's scale")
     residual_flip = word("128 where the residual is signed: with that bit flipped its bytes are 128 more, unsigned")
     residual_zero = word("the residual's zero point as those bytes have it")
 
@@ -78,10 +78,10 @@ class Rounding(enum.IntFlag):
 class QuantizationArguments(Arguments):
     """The quantization of an array, as kernels read it."""
 
-    scale = word("the real number that an integer more stands for", "bits of a float64")
+    scale = float64_bits("the real number that an integer more stands for")
     zero_point = word("the integer that stands for 0")
-    low = word("the least integer of the type, less the zero point", "bits of a float64")
-    high = word("the greatest one likewise", "bits of a float64")
+    low = float64_bits("the least integer of the type, less the zero point")
+    high = float64_bits("the greatest one likewise")
 
 
 def quantization_words(given: Quantization | None, type: ElementType) -> QuantizationArguments:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blockconv.core.layout import Layout
-from blockconv.jit.arguments import Arguments, group, table, word
+from blockconv.jit.arguments import Arguments, address, group, in_bytes, in_channels, in_elements, table, word
 from blockconv.jit.ir import copy_memory, store_bits
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
@@ -39,22 +39,22 @@ LARGE_TASK = 128 * 1024  # bytes of the destination in a task, if there are plen
 class Place(Arguments):
     """Where an array is read or written, and how that goes on."""
 
-    at = word("the first element", "address")
-    step = word("from one to the next", "bytes")
+    at = address("the first element")
+    step = in_bytes("from one to the next")
     inner = word("elements after which one that is `HELD` repeats: they divide a vector", "", 0)
 
 
 class Stride(Arguments):
     """The stride of one array in a loop."""
 
-    step = word("from a step to the next", "bytes")
+    step = in_bytes("from a step to the next")
 
 
 class WalkLoop(Arguments):
     """A loop over extents, or over such loops."""
 
     size = word("steps")
-    channels = word("from a step to the next, where the last block of channels has a tail", "channels")
+    channels = in_channels("from a step to the next, where the last block of channels has a tail")
     strides = table(Stride, MOST_ARRAYS, "of the destination and the operands")
 
 
@@ -67,16 +67,16 @@ class WalkArgs(Arguments):
     arrays = table(
         Place, MOST_ARRAYS, "the destination and the operands; a step of 0 where one is broadcast or repeats"
     )
-    extent = word("in an extent", "elements")
+    extent = in_elements("in an extent")
     rows = group(WalkLoop, "the innermost loop over extents")
-    task_size = word("of an extent in a task", "elements")
+    task_size = in_elements("of an extent in a task")
     size_tasks = word("tasks that an extent makes")
     task_rows = word("extents in a task")
     row_tasks = word("tasks that the extents of the innermost loop make")
     inner = word("elements after which operands repeat in an extent")
     period = word("a multiple of these, of a vector, and of `block`: then masks and operands begin anew")
     valid = word("channels that exist")
-    block = word("in a block, where the last one has a tail; else 1", "channels")
+    block = in_channels("in a block, where the last one has a tail; else 1")
     depth = word("loops around the extents")
 
 
@@ -85,7 +85,7 @@ class PaddedChannels(Arguments):
 
     valid = word("channels of the last block that exist, where others do not; else 0")
     block = word("channels in a block")
-    stride = word("from a block to the next", "elements")
+    stride = in_elements("from a block to the next")
     count = word("blocks")
     zero = word("what channels that do not exist become", "bits of an element")
 

@@ -1,7 +1,7 @@
 """The kernel of the reference convolution."""
 
 from blockconv import jit
-from blockconv.jit.arguments import group, word
+from blockconv.jit.arguments import group, in_channels, word
 from blockconv.jit.ir import load_f, store_f
 from blockconv.kernels.common.activation import activate_scalar
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
@@ -12,10 +12,10 @@ class ReferenceArguments(ConvOperands, ConvSizes):
     """The arguments of `conv_reference`. Weights are (O, I/G, KH, KW)."""
 
     kind = word("its `ActivationKind`")
-    ic = word("input channels", "channels")
-    oc = word("output channels", "channels")
+    ic = in_channels("input channels")
+    oc = in_channels("output channels")
     g = word("groups", "groups")
-    padded_oc = word("output channels, with the destination's padding", "channels")
+    padded_oc = in_channels("output channels, with the destination's padding")
     source = group(Geometry, "the source's strides")
     destination = group(Geometry, "the destination's strides")
 

@@ -5,7 +5,19 @@ from typing import Any, NamedTuple
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.arguments import (
+    Arguments,
+    address,
+    group,
+    in_blocks,
+    in_bytes,
+    in_channels,
+    in_columns,
+    in_pixels,
+    in_rows,
+    kernel_address,
+    word,
+)
 from blockconv.jit.ir import (
     call_kernel,
     const,
@@ -28,9 +40,9 @@ from blockconv.kernels.common.vectors import Vectors
 class Images(Arguments):
     """Where the pixels of an array are."""
 
-    first = word("the array", "address")
+    first = address("the array")
     strides = group(Geometry, "its strides")
-    pack = word("what packs its pixels, by a `PackRecord`", "address of a kernel")
+    pack = kernel_address("what packs its pixels, by a `PackRecord`")
 
 
 class WeightsArguments(ConvSizes):
@@ -46,72 +58,72 @@ class WeightsArguments(ConvSizes):
     record = group(TileRecord, "what all tiles share")
     src = group(Images, "the input")
     grad = group(Images, "the gradient of the output")
-    dst = word("the gradient of the weights", "address")
-    dst_bias = word("that of the bias; 0: not wanted", "address")
-    workspace = word("for the sums of each split, where there are several", "address")
-    offsets = word("from a window's first pixel to that of each step of a chunk: a table, in bytes", "address")
+    dst = address("the gradient of the weights")
+    dst_bias = address("that of the bias; 0: not wanted")
+    workspace = address("for the sums of each split, where there are several")
+    offsets = address("from a window's first pixel to that of each step of a chunk: a table, in bytes")
     offset_count = word("of its offsets; as many zeros follow them", "steps")
-    cut_offsets = word("from there to the same table for the last chunk of a row that is cut", "bytes")
-    step_pixels = word("pixels of a row that a step reduces: 1, or 2 of which it takes the dot product", "pixels")
+    cut_offsets = in_bytes("from there to the same table for the last chunk of a row that is cut")
+    step_pixels = in_pixels("pixels of a row that a step reduces: 1, or 2 of which it takes the dot product")
     one = word("what the gradient is multiplied by to be summed: its bits")
-    row_at = word("from the scratch to a row that is packed before its pixels become pairs", "bytes")
-    ic = word("input channels of a group that output channels have in common or each for itself", "channels")
-    group_ic = word("from a group's input channels to the next group's", "channels")
-    all_ic = word("input channels of all groups", "channels")
-    packed_ic = word("input channels of a task that are packed", "channels")
-    oc = word("output channels of a group", "channels")
-    all_oc = word("of all groups", "channels")
+    row_at = in_bytes("from the scratch to a row that is packed before its pixels become pairs")
+    ic = in_channels("input channels of a group that output channels have in common or each for itself")
+    group_ic = in_channels("from a group's input channels to the next group's")
+    all_ic = in_channels("input channels of all groups")
+    packed_ic = in_channels("input channels of a task that are packed")
+    oc = in_channels("output channels of a group")
+    all_oc = in_channels("of all groups")
     groups = word("groups")
-    cb = word("input channels of a task", "channels")
-    icbs = word("blocks of these in a group", "blocks")
-    ocbs = word("blocks of output channels in a group", "blocks")
-    task_ocbs = word("of these in a task, at the most", "blocks")
+    cb = in_channels("input channels of a task")
+    icbs = in_blocks("blocks of these in a group")
+    ocbs = in_blocks("blocks of output channels in a group")
+    task_ocbs = in_blocks("of these in a task, at the most")
     oc_tasks = word("tasks that share them", "tasks")
     splits = word("shares of the pixels")
     chunks = word("chunks of pixels of all images")
     row_chunks = word("of an image's rows", "chunks")
     col_chunks = word("of an image's columns", "chunks")
     images = word("images of a chunk")
-    rows = word("rows of a chunk", "rows")
-    cols = word("columns of a chunk", "columns")
+    rows = in_rows("rows of a chunk")
+    cols = in_columns("columns of a chunk")
     row_step = word("from a row of the window to the next", "rows of the input")
     col_step = word("from a column of the window to the next", "columns of the input")
-    row_reach = word("rows of the window for a row of the output", "rows")
-    col_reach = word("columns of the window for a column of the output", "columns")
+    row_reach = in_rows("rows of the window for a row of the output")
+    col_reach = in_columns("columns of the window for a column of the output")
     row_unit = word("from the window's row of a row of the output to that of the next", "rows of the window")
     col_unit = word("likewise of columns", "columns of the window")
-    window_image = word("from an image of the window to the next", "bytes")
-    window_row = word("from a row of the window to the next", "bytes")
+    window_image = in_bytes("from an image of the window to the next")
+    window_row = in_bytes("from a row of the window to the next")
     tap_row = word("from a row of taps to the next", "bytes of the window")
     tap_col = word("from a column of taps to the next", "bytes of the window")
-    tap_cols = word("columns of taps that are no lines of one tile", "columns")
-    tap_rows = word("rows of taps of a tile", "rows")
+    tap_cols = in_columns("columns of taps that are no lines of one tile")
+    tap_rows = in_rows("rows of taps of a tile")
     by_rows = word("whether a tile takes the pixels of a row together, and not all one by one", "0 or 1")
     is_wide = word(
         "whether all output channels of a group are packed at once, each block with a window of its own", "0 or 1"
     )
-    window_next = word("then, from a block's window to the next one's", "bytes")
-    panel_width = word("output channels of a packed pixel of the gradient", "channels")
+    window_next = in_bytes("then, from a block's window to the next one's")
+    panel_width = in_channels("output channels of a packed pixel of the gradient")
     lines = word("of a row of taps of a tile")
     tiles = word("that cover those of a row, or a tap, of the window", "tiles")
-    width = word("output channels of a block", "channels")
-    itemsize = word("of a sum", "bytes")
-    line = word("of the sums of a line", "bytes")
-    block_bytes = word("of those of a block of output channels", "bytes")
-    tile = word("what reduces tiles, by a `TileRecord`", "address of a kernel")
-    tile_of_ones = word("what sums the gradient alone, likewise", "address of a kernel")
-    panel_at = word("from the scratch to a packed panel of the gradient", "bytes")
-    zeros_at = word("to zeros, a block of output channels", "bytes")
-    sums_at = word("to the sums of a task, where there is one split", "bytes")
-    record_at = word("to records", "bytes")
-    task_sums = word("of a task", "bytes")
-    bias_at = word("from a task's sums to those of the bias", "bytes")
-    dst_group = word("from a group to the next in the gradient of the weights", "bytes")
-    dst_o = word("from an output channel to the next", "bytes")
-    dst_i = word("from an input channel to the next", "bytes")
+    width = in_channels("output channels of a block")
+    itemsize = in_bytes("of a sum")
+    line = in_bytes("of the sums of a line")
+    block_bytes = in_bytes("of those of a block of output channels")
+    tile = kernel_address("what reduces tiles, by a `TileRecord`")
+    tile_of_ones = kernel_address("what sums the gradient alone, likewise")
+    panel_at = in_bytes("from the scratch to a packed panel of the gradient")
+    zeros_at = in_bytes("to zeros, a block of output channels")
+    sums_at = in_bytes("to the sums of a task, where there is one split")
+    record_at = in_bytes("to records")
+    task_sums = in_bytes("of a task")
+    bias_at = in_bytes("from a task's sums to those of the bias")
+    dst_group = in_bytes("from a group to the next in the gradient of the weights")
+    dst_o = in_bytes("from an output channel to the next")
+    dst_i = in_bytes("from an input channel to the next")
     runs = word("contiguous runs of an output channel's weights of a task", "runs")
     run_weights = word("weights of a run", "weights")
-    runs_at = word("from `offsets` to those of runs in the gradient, and of each weight's sums, in bytes", "bytes")
+    runs_at = in_bytes("from `offsets` to those of runs in the gradient, and of each weight's sums, in bytes")
 
 
 # ---------------------------------------------------------------- tiles

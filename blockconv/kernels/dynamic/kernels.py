@@ -6,7 +6,7 @@ import numpy as np
 
 from blockconv import jit
 from blockconv.core.types import element
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import Arguments, address, in_elements, word
 from blockconv.jit.ir import emitted, load_bits, load_f, load_i64, store_bits, store_f, store_i64
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
 from blockconv.kernels.common.operands import Operands
@@ -24,9 +24,9 @@ SCALE, LOW, HIGH = (8 * QuantizationArguments.fields[name].first for name in ("s
 class DynamicArgs(Operands):
     """Elements of float32 that are read, part by part."""
 
-    found = word("the scale and the zero point, a float32 each", "address", 0)
-    size = word("of the source", "elements")
-    task_size = word("in a task", "elements", 0)
+    found = address("the scale and the zero point, a float32 each", 0)
+    size = in_elements("of the source")
+    task_size = in_elements("in a task", 0)
 
 
 @emitted
@@ -103,14 +103,14 @@ def dynamic_quantize(lanes):
 class DynamicEpilogueArgs(Arguments):
     """Makes an integer convolution's biases and parameters, where its source's quantization is found at run time."""
 
-    found = word("the scale and the zero point, a float32 each", "address")
-    weights = word("sums of the weights of each output channel, int32; then their scales, then biases", "address")
-    count = word("of output channels, as the convolution has them", "elements")
+    found = address("the scale and the zero point, a float32 each")
+    weights = address("sums of the weights of each output channel, int32; then their scales, then biases")
+    count = in_elements("of output channels, as the convolution has them")
     scaled = word("whether there are scales", "0 or 1")
     shifted = word("whether there are biases, float32", "0 or 1")
-    given = word("the `EpilogueArguments` of the zero point 0", "address")
-    bias = word("what the convolution reads of each output channel: an int32; then scales, then biases", "address")
-    epilogue = word("the `EpilogueArguments`", "address")
+    given = address("the `EpilogueArguments` of the zero point 0")
+    bias = address("what the convolution reads of each output channel: an int32; then scales, then biases")
+    epilogue = address("the `EpilogueArguments`")
 
 
 @jit.kernel

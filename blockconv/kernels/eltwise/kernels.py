@@ -1,7 +1,7 @@
 """The kernel of element-wise ops."""
 
 from blockconv import jit
-from blockconv.jit.arguments import table, word
+from blockconv.jit.arguments import address, table
 from blockconv.jit.ir import copy_memory, stack_memory
 from blockconv.kernels.common.requantize import QuantizationArguments
 from blockconv.kernels.common.walk import (
@@ -25,7 +25,7 @@ PLACES = MOST_ARRAYS * Place.nbytes
 class EltwiseArgs(WalkArgs):
     """dst = activation(op(operands))."""
 
-    activation = word("its `ActivationArguments`, or the bytes that are looked up", "address")
+    activation = address("its `ActivationArguments`, or the bytes that are looked up")
     quantizations = table(QuantizationArguments, MOST_ARRAYS, "of integers in the destination and in each operand")
     loops = table(WalkLoop, None, "around the extents, innermost first")
 

@@ -6,7 +6,7 @@ from blockconv import jit
 from blockconv.core.checks import MOST_DIMENSIONS
 from blockconv.core.element_problem import ScanKind, ScatterKind
 from blockconv.core.types import ElementType, element
-from blockconv.jit.arguments import Arguments, table, word
+from blockconv.jit.arguments import Arguments, address, in_bytes, in_elements, table, word
 from blockconv.jit.ir import copy_memory, fetch_add, fill_memory, load_i64, store_i64
 from blockconv.kernels.common.numbers import number_at, put_number
 from blockconv.kernels.common.operands import Operands
@@ -19,16 +19,16 @@ class IndexedAxis(Arguments):
     """An axis of the data that an index names."""
 
     least = word("the least index: 0, or minus the size where negative indices count from the end")
-    size = word("of the axis", "elements")
-    stride = word("from an element to the next", "bytes")
+    size = in_elements("of the axis")
+    stride = in_bytes("from an element to the next")
 
 
 class IndexLoop(Arguments):
     """A loop over indices, or over tuples of them."""
 
     size = word("how many")
-    data = word("from one to the next in the data", "bytes")
-    indices = word("from one to the next in the indices", "bytes")
+    data = in_bytes("from one to the next in the data")
+    indices = in_bytes("from one to the next in the indices")
 
 
 class OutsideIndex(Arguments):
@@ -42,13 +42,13 @@ class OutsideIndex(Arguments):
 class IndexedArgs(Arguments):
     """Contiguous items of the data, one for each index or tuple of indices, and a dense array of as many."""
 
-    data = word("what is indexed", "address")
-    indices = word("the indices", "address")
-    items = word("the items: the destination of a gather, the updates of a scatter", "address")
-    dst = word("the destination of a scatter", "address")
-    outside = word("the `OutsideIndex`", "address")
-    whole = word("the data", "bytes")
-    size = word("of an item", "bytes")
+    data = address("what is indexed")
+    indices = address("the indices")
+    items = address("the items: the destination of a gather, the updates of a scatter")
+    dst = address("the destination of a scatter")
+    outside = address("the `OutsideIndex`")
+    whole = in_bytes("the data")
+    size = in_bytes("of an item")
     count = word("items")
     components = word("indices in a tuple")
     axes = table(IndexedAxis, MOST_DIMENSIONS, "that the indices of a tuple name")
@@ -135,8 +135,8 @@ def combined(total, x, how):
 class AxisLinesArgs(Operands):
     """All lines of row-major data along one axis. A task is a line."""
 
-    size = word("of a line", "elements")
-    inner = word("lines that are inside of the axis: from an element of a line to the next", "elements")
+    size = in_elements("of a line")
+    inner = in_elements("lines that are inside of the axis: from an element of a line to the next")
     count = word("results of a line")
 
 

@@ -6,7 +6,7 @@ which keep sums by channel.
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, held, word
+from blockconv.jit.arguments import Arguments, address, float64_bits, held, in_bytes, in_elements, word
 from blockconv.jit.ir import fill_memory
 from blockconv.kernels.common.axis_walk import AxisArgs, axis_walk
 from blockconv.kernels.common.geometry import image_at
@@ -29,16 +29,16 @@ from blockconv.kernels.norm.codegen import (
 class NormOperands(Arguments):
     """The words of every norm and gradient, beside source and destination."""
 
-    grad = word("the gradient of the output", "address", 0)
-    scale = word("the scale of each channel", "address")
-    shift = word("the bias of each channel", "address", 0)
-    mean = word("the means; 0: they are not kept", "address", 0)
-    inverse = word("1 / sqrt(variance + epsilon), likewise", "address", 0)
-    of_scale = word("the gradient of the scale of each channel", "address", 0)
-    of_shift = word("the gradient of the bias", "address", 0)
-    work = word("two arrays by channel for each split and unit", "address", 0)
-    share = word("1 / elements that have one mean", "bits of a float64", 0)
-    epsilon = word("what is added to a variance", "bits of a float64")
+    grad = address("the gradient of the output", 0)
+    scale = address("the scale of each channel")
+    shift = address("the bias of each channel", 0)
+    mean = address("the means; 0: they are not kept", 0)
+    inverse = address("1 / sqrt(variance + epsilon), likewise", 0)
+    of_scale = address("the gradient of the scale of each channel", 0)
+    of_shift = address("the gradient of the bias", 0)
+    work = address("two arrays by channel for each split and unit", 0)
+    share = float64_bits("1 / elements that have one mean", 0)
+    epsilon = float64_bits("what is added to a variance")
 
 
 class NormCut(Arguments):
@@ -47,21 +47,21 @@ class NormCut(Arguments):
     A unit is some channels of an image: whole blocks, or all. A chunk is pixels of an image, in a row.
     """
 
-    n = word("from an image to the next, in a block of images", "bytes")
+    n = in_bytes("from an image to the next, in a block of images")
     images = word("in a block of images")
-    image_block = word("from a block of images to the next", "bytes")
+    image_block = in_bytes("from a block of images to the next")
     all_images = word("whose statistics are apart")
     units = word("in an image")
     unit = word("channels of a unit; the last may have fewer")
     channels = word("of an image")
-    room = word("of an array by channel, with channels that a last block lacks", "elements")
+    room = in_elements("of an array by channel, with channels that a last block lacks")
     padded = word("channels that the last block lacks, and that are written")
     block = word("channels of a block; of a unit, where all channels are contiguous")
-    block_stride = word("from a block of channels to the next", "bytes")
+    block_stride = in_bytes("from a block of channels to the next")
     rows = word("rows per image, each of pixels that are evenly apart")
-    row_stride = word("from one of these to the next", "bytes")
+    row_stride = in_bytes("from one of these to the next")
     pixels = word("of one of these")
-    pixel_stride = word("from a pixel to the next", "bytes")
+    pixel_stride = in_bytes("from a pixel to the next")
     period = word("channels of a pixel, if pixels are contiguous and a vector holds several; else 0")
     chunk = word("pixels of a chunk, at the most: their sum is added to the total at once", "", 1)
     joined = word("channels of a group whose pixels are one contiguous row; their sum is the first one's", "", 1)
@@ -80,13 +80,13 @@ class NormCut(Arguments):
 class NormArgs(Operands, NormOperands, NormCut):
     """A norm, or its gradient, whose statistics are of each group of channels, or, of a batch, of each channel."""
 
-    residual = word("what is added to the result; 0: nothing", "address", 0)
-    old_mean = word("of a batch, the running mean of each channel; 0: there is none", "address", 0)
-    old_variance = word("the running variance; 0: there is none", "address", 0)
-    new_mean = word("what the running mean becomes", "address", 0)
-    new_variance = word("what the running variance becomes", "address", 0)
-    numbers = word("of a batch: momentum of running statistics, lower and upper bound, float64", "address", 0)
-    terms_at = word("of a batch, from there to the terms", "bytes", 0)
+    residual = address("what is added to the result; 0: nothing", 0)
+    old_mean = address("of a batch, the running mean of each channel; 0: there is none", 0)
+    old_variance = address("the running variance; 0: there is none", 0)
+    new_mean = address("what the running mean becomes", 0)
+    new_variance = address("what the running variance becomes", 0)
+    numbers = address("of a batch: momentum of running statistics, lower and upper bound, float64", 0)
+    terms_at = in_bytes("of a batch, from there to the terms", 0)
     row_chunks = word("chunks of a row")
     chunks = word("of all images")
     groups = word("of an image", "", 0)
@@ -203,7 +203,7 @@ def group_norm_backward(kind: ElementType, lanes, period, ragged: bool):
 class LayerNormArgs(AxisArgs, NormOperands):
     """Layer normalisation of each position."""
 
-    room = word("of a gradient: as of `NormCut`", "elements", 0)
+    room = in_elements("of a gradient: as of `NormCut`", 0)
     split = word("likewise", "", 0)
     tasks = word("of the walk", "", 0)
 

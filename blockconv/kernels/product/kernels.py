@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.arguments import Arguments, address, float64_bits, group, in_bytes, kernel_address, word
 from blockconv.jit.ir import as_float64, call_kernel, copy_memory, load_i64
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.packed_pixels import matrix_packer
@@ -17,15 +17,15 @@ from blockconv.kernels.product.codegen_few import FewRows, multiply_few_rows, st
 class PanelArgs(Arguments):
     """Matrices that become panels of columns: [panel][step][column], the columns of a tile."""
 
-    src = word("the first element of all", "address")
-    dst = word("the first panel", "address")
-    matrices = word("a table: from `src` to each matrix", "address")
+    src = address("the first element of all")
+    dst = address("the first panel")
+    matrices = address("a table: from `src` to each matrix")
     depth = word("rows of a matrix")
     columns = word("columns of a matrix")
-    stride = word("from one of its rows to the next, or where these are contiguous, of its columns", "bytes")
+    stride = in_bytes("from one of its rows to the next, or where these are contiguous, of its columns")
     panels = word("of a matrix")
-    panel = word("from the source of a panel to that of the next", "bytes")
-    panel_bytes = word("of a packed panel", "bytes")
+    panel = in_bytes("from the source of a panel to that of the next")
+    panel_bytes = in_bytes("of a packed panel")
 
 
 @jit.kernel
@@ -49,14 +49,14 @@ class ProductWords(Arguments):
     """A product of rows by panels."""
 
     record = group(TileRecord, "what tiles of all rows and panels share")
-    tile = word("what computes tiles, by a `TileRecord`", "address of a kernel")
+    tile = kernel_address("what computes tiles, by a `TileRecord`")
     pixels = word("rows of a tile")
     width = word("columns of a tile")
     columns = word("columns of the product")
-    dst_panel = word("from a panel's columns of the destination to those of the next", "bytes")
-    offsets = word("from the op's table to one: from a row's source to what each step reads", "bytes")
+    dst_panel = in_bytes("from a panel's columns of the destination to those of the next")
+    offsets = in_bytes("from the op's table to one: from a row's source to what each step reads")
     panels = word("of a matrix")
-    panel_bytes = word("of a panel", "bytes")
+    panel_bytes = in_bytes("of a panel")
 
 
 class RowWords(Arguments):
@@ -64,33 +64,33 @@ class RowWords(Arguments):
 
     rows = word("of a matrix")
     tasks = word("that share them")
-    src_row = word("from one to the next", "bytes")
-    stride = word("from a row of the matrix to the next, before it is packed", "bytes")
+    src_row = in_bytes("from one to the next")
+    stride = in_bytes("from a row of the matrix to the next, before it is packed")
     depth = word("elements of a row")
     blocks = word("blocks of these")
-    block_bytes = word("from a packed block to the next", "bytes")
+    block_bytes = in_bytes("from a packed block to the next")
 
 
 class MatrixWords(Arguments):
     """Where the matrices of a result are."""
 
-    src = word("from the first left matrix to this one", "bytes")
-    keys = word("from the first right matrix, or panel, of the scores to this one", "bytes")
-    wei = word("likewise of the product", "bytes")
-    mask = word("from the first element of the mask to this matrix's", "bytes")
-    dst = word("from the first result to this one", "bytes")
+    src = in_bytes("from the first left matrix to this one")
+    keys = in_bytes("from the first right matrix, or panel, of the scores to this one")
+    wei = in_bytes("likewise of the product")
+    mask = in_bytes("from the first element of the mask to this matrix's")
+    dst = in_bytes("from the first result to this one")
 
 
 class ProductOperands(Operands):
     """The operands of a product of matrices, and how tasks share it. The left matrices of attention are scores."""
 
-    keys = word("what rows are multiplied by to be scores: packed, or of few rows as they are", "address")
-    wei = word("the right matrices, likewise", "address")
-    mask = word("what is added to scores; 0: nothing", "address")
-    mask_row = word("from a row of the mask to the next", "bytes")
-    scale = word("what scores are multiplied by", "bits of a float64")
-    scores_at = word("from the scratch to the scores", "bytes")
-    score_block = word("from a vector of a row of scores to the next", "bytes")
+    keys = address("what rows are multiplied by to be scores: packed, or of few rows as they are")
+    wei = address("the right matrices, likewise")
+    mask = address("what is added to scores; 0: nothing")
+    mask_row = in_bytes("from a row of the mask to the next")
+    scale = float64_bits("what scores are multiplied by")
+    scores_at = in_bytes("from the scratch to the scores")
+    score_block = in_bytes("from a vector of a row of scores to the next")
     seen = word("columns of scores")
     splits = word("tasks that share the panels, or the columns")
     rows = group(RowWords, "the rows of the left matrices")
@@ -99,9 +99,9 @@ class ProductOperands(Operands):
 class MultiplyArgs(ProductOperands):
     """A product of matrices, or attention. A task makes all scores of its rows, [vector][row][lane], in the scratch."""
 
-    table = word("the op's table; it begins with a tile's columns of zeros", "address")
-    matrices = word("from the table to the `MatrixWords` of each result", "bytes")
-    packed_at = word("from the scratch to packed rows", "bytes")
+    table = address("the op's table; it begins with a tile's columns of zeros")
+    matrices = in_bytes("from the table to the `MatrixWords` of each result")
+    packed_at = in_bytes("from the scratch to packed rows")
     scores = group(ProductWords, "the product that gives the scores; without softmax, the only one")
     product = group(ProductWords, "the product that gives the result; its tiles have as many rows")
 
@@ -193,15 +193,15 @@ def multiply(kind: ElementType, lanes, packs, turned: bool, how: AttentionSpec):
 class FewArgs(ProductOperands):
     """A product of few rows, or attention, whose right matrices are read where they are."""
 
-    matrices = word("a table of `MatrixWords`, one for each result", "address")
+    matrices = address("a table of `MatrixWords`, one for each result")
     width = word("columns of a task")
     columns = word("of the result")
-    keys_row = word("from a row of what gives scores to the next, as it is in memory", "bytes")
-    wei_row = word("likewise of a right matrix", "bytes")
-    wei_split = word("from a task's columns to those of the next", "bytes")
-    dst_row = word("from a row of the result to the next", "bytes")
-    itemsize = word("of an element of the result", "bytes")
-    sums_at = word("from the scratch to the sums; the packed rows come first", "bytes")
+    keys_row = in_bytes("from a row of what gives scores to the next, as it is in memory")
+    wei_row = in_bytes("likewise of a right matrix")
+    wei_split = in_bytes("from a task's columns to those of the next")
+    dst_row = in_bytes("from a row of the result to the next")
+    itemsize = in_bytes("of an element of the result")
+    sums_at = in_bytes("from the scratch to the sums; the packed rows come first")
 
 
 @jit.kernel

@@ -3,7 +3,7 @@
 from blockconv import jit
 from blockconv.core.eltwise_problem import COLUMNS
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import word
+from blockconv.jit.arguments import address, word
 from blockconv.jit.ir import copy_memory, fill_memory
 from blockconv.kernels.common.floats import converter
 from blockconv.kernels.common.operands import Operands
@@ -13,10 +13,10 @@ from blockconv.kernels.recurrent.codegen import RecurrentStep, add_products, res
 class RecurrentArgs(Operands):
     """A recurrent layer. Gates of one image and direction are contiguous, and so are its hidden values."""
 
-    states = word("the first hidden values, then an LSTM's first cells", "address")
-    weight = word("the weights of the gates that read hidden values", "address")
-    bias = word("what is added to the gates beside products of hidden values", "address")
-    other = word("the weights of the gate that reads reset hidden values", "address")
+    states = address("the first hidden values, then an LSTM's first cells")
+    weight = address("the weights of the gates that read hidden values")
+    bias = address("what is added to the gates beside products of hidden values")
+    other = address("the weights of the gate that reads reset hidden values")
     steps = word("of a sequence")
     batch = word("images")
     groups = word("of images, each of which is a task in each direction")

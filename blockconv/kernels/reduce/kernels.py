@@ -2,7 +2,7 @@
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group, table, word
+from blockconv.jit.arguments import Arguments, group, in_bytes, in_elements, table, word
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.walk import PaddedChannels, zero_missing
 from blockconv.kernels.reduce.codegen import Summands, begin_sums, divide, sum_of_rows, summed_type
@@ -15,20 +15,20 @@ class MeanLoop(Arguments):
     """Neighbouring axes of one sort."""
 
     size = word("elements")
-    stride = word("from one to the next in the source", "bytes")
+    stride = in_bytes("from one to the next in the source")
 
 
 class MeanArgs(Operands):
     """Means of a storage. The innermost kept axes are contiguous, and no loop."""
 
-    inner = word("contiguous elements whose means are results, or lines of these", "elements")
+    inner = in_elements("contiguous elements whose means are results, or lines of these")
     partial = word("rows of a partial sum, which is then added to the total")
     count = word("what a mean is made of, elements; 1 for results that are no means")
     blocks = group(PaddedChannels, "of the destination; means of channels that do not exist are zero")
-    segment = word("of the inner elements in a task", "elements")
+    segment = in_elements("of the inner elements in a task")
     run = word("steps of the innermost kept loop in a task")
-    line = word("inner elements of a line, where each line of the rows' sum is summed too", "elements", 0)
-    means = word("of a line that are results", "elements", 0)
+    line = in_elements("inner elements of a line, where each line of the rows' sum is summed too", 0)
+    means = in_elements("of a line that are results", 0)
     kept = table(MeanLoop, LOOPS, "other axes whose means are results, outermost first")
     reduced = table(MeanLoop, LOOPS, "axes that are summed, outermost first")
 

@@ -2,7 +2,7 @@
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.arguments import Arguments, address, group, in_bytes, in_elements, word
 from blockconv.jit.ir import fill_memory, move, prefetch, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
 from blockconv.kernels.common.copies import copy_pixels
@@ -29,9 +29,9 @@ COPY, FILL, ZERO = range(3)  # what is done with a part
 class CopyPart(Arguments):
     """An extent that is contiguous on both sides, or that is filled; or a row of such."""
 
-    src = word("from the first element of the source", "bytes")
-    dst = word("from the first element of the destination", "bytes")
-    size = word("of the extent", "elements")
+    src = in_bytes("from the first element of the source")
+    dst = in_bytes("from the first element of the destination")
+    size = in_elements("of the extent")
     action = word("COPY, FILL, or ZERO; of a row and an extent the larger one counts")
 
 
@@ -41,7 +41,7 @@ class CopyArgs(Operands):
     Some columns are copied, and the others, around these, are filled. The source begins with the first that is copied.
     """
 
-    parts = word("a `CopyPart` for each extent, then one for each row", "address")
+    parts = address("a `CopyPart` for each extent, then one for each row")
     fill = word("what filled elements are", "bits of an element")
     zero = word("what elements are that do not exist in the destination", "bits of an element")
     conversion = group(ConversionArguments, "where elements are converted")
@@ -49,9 +49,9 @@ class CopyArgs(Operands):
     cols = word("columns of a row")
     begin = word("the first that is copied")
     end = word("the first after it that is not")
-    src_col = word("from a column to the next in the source", "bytes")
-    dst_col = word("from a column to the next in the destination", "bytes")
-    contiguous = word("an extent of this size is one with those of the columns beside it; 0 where none is", "elements")
+    src_col = in_bytes("from a column to the next in the source")
+    dst_col = in_bytes("from a column to the next in the destination")
+    contiguous = in_elements("an extent of this size is one with those of the columns beside it; 0 where none is")
     task_cols = word("columns in a task")
     task_extents = word("extents in a task")
     col_tasks = word("tasks that the columns of a row make")
@@ -112,8 +112,8 @@ def reorder_copy(moved: Moved, lanes, one_vector, stream):
 class TileRow(Arguments):
     """Tiles that have their ends in common: an index of all loops but those of tiles and `MoreTiles`."""
 
-    src = word("from the first element of the source", "bytes")
-    dst = word("from the first element of the destination", "bytes")
+    src = in_bytes("from the first element of the source")
+    dst = in_bytes("from the first element of the destination")
     u_copied = word("elements along u that are copied")
     u_written = word("elements along u that are written; the others of these are filled")
     v_valid = word("elements along v that exist in the source")
@@ -123,8 +123,8 @@ class MoreTiles(Arguments):
     """The longest other loop without ends."""
 
     size = word("steps")
-    src = word("from a step to the next in the source", "bytes")
-    dst = word("from a step to the next in the destination", "bytes")
+    src = in_bytes("from a step to the next in the source")
+    dst = in_bytes("from a step to the next in the destination")
 
 
 class TileLoop(Arguments):
@@ -132,15 +132,15 @@ class TileLoop(Arguments):
 
     size = word("elements")
     strip = word("elements in a task")
-    outer = word("stride of what does not lie in one inner loop", "bytes")
-    inner = word("stride of an element of the inner loop", "bytes")
+    outer = in_bytes("stride of what does not lie in one inner loop")
+    inner = in_bytes("stride of an element of the inner loop")
 
 
 class TransposeArgs(Arguments):
     """Tiles of u by v: u is contiguous in the source, v in the destination."""
 
-    src = word("the source's first element", "address")
-    dst = word("the destination's first element", "address")
+    src = address("the source's first element")
+    dst = address("the destination's first element")
     fill = word("what filled elements are", "bits of an element")
     src_fill = word("what elements of the source would become them", "bits of an element")
     conversion = group(ConversionArguments, "where elements are converted")
@@ -151,7 +151,7 @@ class TransposeArgs(Arguments):
     more = group(MoreTiles)
     u = group(TileLoop, "its strides are the destination's")
     v = group(TileLoop, "its strides are the source's")
-    ahead = word("of a source row, to be prefetched", "bytes")
+    ahead = in_bytes("of a source row, to be prefetched")
 
 
 @jit.kernel
@@ -218,27 +218,27 @@ def reorder_transpose(shape: TransposeShape):
 class ShuffleSource(Arguments):
     """Neighbouring channels of the source, as many as a tile has."""
 
-    offset = word("from the pixel's first channel", "bytes")
-    plane = word("where the first of them goes in the scratch", "bytes")
+    offset = in_bytes("from the pixel's first channel")
+    plane = in_bytes("where the first of them goes in the scratch")
 
 
 class ShuffleResult(Arguments):
     """Neighbouring channels of the destination. As many offsets of planes follow."""
 
-    offset = word("from the pixel's first channel", "bytes")
+    offset = in_bytes("from the pixel's first channel")
 
 
 class ShuffleArgs(Operands):
     """A permutation of the channels of every pixel, where neighbouring channels, a tile's at least, are contiguous."""
 
-    table = word("a `ShuffleSource` for each vector of these; then a `ShuffleResult` for each", "address")
-    image = word("from an image, or a row of pixels that are equally far apart, to the next", "bytes")
+    table = address("a `ShuffleSource` for each vector of these; then a `ShuffleResult` for each")
+    image = in_bytes("from an image, or a row of pixels that are equally far apart, to the next")
     pixels = word("in an image, or in such a row")
-    col = word("from a pixel to the next", "bytes")
+    col = in_bytes("from a pixel to the next")
     tiles = word("that these pixels make")
     sources = word("tiles of the source's channels")
     results = word("tiles of the destination's channels")
-    zero = word("where the scratch has a plane of zeros, for channels that do not exist", "bytes")
+    zero = in_bytes("where the scratch has a plane of zeros, for channels that do not exist")
 
 
 @jit.kernel

@@ -2,7 +2,7 @@
 
 from blockconv import jit
 from blockconv.core.types import Types
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import Arguments, address, word
 from blockconv.jit.ir import const, counted, emitted
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors
@@ -14,8 +14,8 @@ LANES = 32  # packed bytes of a vector
 class NibbleArgs(Arguments):
     """Between two values a byte and one value a byte."""
 
-    src = word("what is read", "address")
-    dst = word("what is written", "address")
+    src = address("what is read")
+    dst = address("what is written")
     size = word("packed bytes")
     task_size = word("packed bytes in a task")
     flip = word("the bit of a value that is its sign, of integers that are to have one; else 0")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from blockconv import jit
 from blockconv.core.layout import row_major
 from blockconv.core.types import Types
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import Arguments, address, in_bytes, in_channels, word
 from blockconv.jit.ir import fill_memory, store_i64
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.transposed_tile import LINE, TABLED, TileAddresses, TransposeShape, transpose_tile
@@ -27,26 +27,26 @@ from blockconv.runtime import OWN_TABLE, Launch
 class PackTapsArguments(Operands):
     """Weights of several convolutions. A task is a block of channels, of all taps."""
 
-    table = word("a `TapOffset` for each tap, then a `TapVector` for each vector of each block", "address")
+    table = address("a `TapOffset` for each tap, then a `TapVector` for each vector of each block")
     taps = word("taps of a pair of channels", "taps")
     vectors = word("vectors of a block", "vectors")
-    outer = word("in the source, from a vector's channels in a row to the next such", "bytes")
-    inner = word("from a channel to the next", "bytes")
+    outer = in_bytes("in the source, from a vector's channels in a row to the next such")
+    inner = in_bytes("from a channel to the next")
 
 
 class TapOffset(Arguments):
     """Offsets of a tap in the packed weights."""
 
-    first = word("of the first block of channels", "bytes")
-    step = word("from a block to the next", "bytes")
+    first = in_bytes("of the first block of channels")
+    step = in_bytes("from a block to the next")
 
 
 class TapVector(Arguments):
     """Channels that are a vector of the packed weights of each tap."""
 
-    src = word("the first one's taps in the source", "bytes")
-    dst = word("the first one in the block", "bytes")
-    valid = word("channels in a row that exist; the others are zeros", "channels")
+    src = in_bytes("the first one's taps in the source")
+    dst = in_bytes("the first one in the block")
+    valid = in_channels("channels in a row that exist; the others are zeros")
 
 
 @jit.kernel

@@ -2,7 +2,7 @@
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group, held, word
+from blockconv.jit.arguments import Arguments, address, float64_bits, group, held, in_bytes, in_elements, word
 from blockconv.jit.ir import as_float64
 from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import copy_bytes
@@ -22,8 +22,8 @@ from blockconv.kernels.resize.codegen import (
 class Tap(Arguments):
     """A row, or column, of the source and its weight in the sum that a row, or column, of results is."""
 
-    at = word("offset in the source's plane, or row", "bytes")
-    weight = word("its weight", "bits of a float64")
+    at = in_bytes("offset in the source's plane, or row")
+    weight = float64_bits("its weight")
 
 
 class ResizeArgs(Operands):
@@ -32,19 +32,19 @@ class ResizeArgs(Operands):
     Planes may be interleaved row by row. A task is a part of every pixel of a row of results.
     """
 
-    taps = word("the `Tap`s of each row of results, then what `sums_of_columns` reads", "address")
+    taps = address("the `Tap`s of each row of results, then what `sums_of_columns` reads")
     row_taps = word("rows of the source in a row of results")
     column_taps = word("columns in a column")
     columns = word("of the destination, or all elements of a row where vectors of them are sums")
     oh = word("rows of results in a plane")
     ow = word("pixels in a row of results")
     iw = word("pixels in a row of the source")
-    src_plane = word("from a plane of the source to the next", "bytes")
-    src_row = word("in a row of the source", "bytes")
+    src_plane = in_bytes("from a plane of the source to the next")
+    src_row = in_bytes("in a row of the source")
     between = word("planes whose rows are interleaved")
-    inner = word("in a pixel", "elements")
+    inner = in_elements("in a pixel")
     parts = word("that a pixel is cut into")
-    part = word("in a part, but for the last; a multiple of a block of channels, or the whole pixel", "elements")
+    part = in_elements("in a part, but for the last; a multiple of a block of channels, or the whole pixel")
     blocks = group(PaddedChannels, "of the destination")
     integers = group(ConversionArguments, "what elements of 8 bits stand for, where they are blended")
 
