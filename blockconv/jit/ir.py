@@ -19,7 +19,7 @@ I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
 def const(value: int) -> ir.Constant:
-    return ir.Constant(I64, value)
+    return I64(value)
 
 
 def pointer(builder, address, to):
@@ -28,8 +28,8 @@ def pointer(builder, address, to):
 
 
 def call_llvm(builder, name: str, result, args: list[Any]):
-    """Call an LLVM intrinsic or C function by name (`declare_intrinsic` knows no vector types)."""
-    signature = ir.FunctionType(result, [a.type for a in args])
+    """Call an LLVM intrinsic or C function by name. (`declare_intrinsic` knows no vector types.) result: or None."""
+    signature = ir.FunctionType(result or ir.VoidType(), [a.type for a in args])
     function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
     return builder.call(function, args)
 
@@ -159,8 +159,8 @@ NEXT, NEAREST = 2, 3  # the second-level cache and the first-level one, as LLVM'
 def emit_prefetch(builder, address, cache: int = NEXT) -> None:
     """Prefetch a line that will be read."""
     at = pointer(builder, address, I8)
-    hints = [ir.Constant(I32, k) for k in (0, cache, 1)]  # to read, the cache, data
-    call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [at, *hints])
+    hints = [I32(k) for k in (0, cache, 1)]  # to read, the cache, data
+    call_llvm(builder, "llvm.prefetch.p0", None, [at, *hints])
 
 
 @emitted
@@ -173,9 +173,9 @@ def prefetch(builder, address) -> None:
 def spin_pause(builder) -> None:
     """The processor's hint for a spinning loop."""
     if is_x86():
-        call_llvm(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+        call_llvm(builder, "llvm.x86.sse2.pause", None, [])
     elif is_arm64():
-        call_llvm(builder, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(I32, 1)])
+        call_llvm(builder, "llvm.aarch64.hint", None, [I32(1)])
 
 
 @emitted
@@ -201,7 +201,7 @@ def vector(itemsize: int, lanes: int):
 @functools.cache
 def constants(bits: int, values: tuple[int, ...]):
     """A vector of known integers of so many bits: one object, as llvmlite takes long to write each as text."""
-    return ir.Constant(ir.VectorType(ir.IntType(bits), len(values)), values)
+    return ir.VectorType(ir.IntType(bits), len(values))(values)
 
 
 def shuffle(builder, a, b, lanes: Sequence[int]):
@@ -213,7 +213,7 @@ def picked(builder, kind, elements: Sequence[int], part: Callable[[int], Any]):
 
     part(k): vector number `k` of these, for each that has one of the elements.
     """
-    value, lanes = ir.Constant(kind, ir.Undefined), kind.count
+    value, lanes = kind(ir.Undefined), kind.count
     for k in sorted({at // lanes for at in elements}):
         taken = [lanes + at % lanes if at // lanes == k else lane for lane, at in enumerate(elements)]
         value = shuffle(builder, value, part(k), [*taken, *range(len(taken), lanes)])
@@ -227,7 +227,7 @@ def every_pixel(lanes: int, inner: int, stride: int, first: int = 0) -> list[int
 
 def splat(builder, value, lanes: int):
     kind = ir.VectorType(value.type, lanes)
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+    one = builder.insert_element(kind(ir.Undefined), value, I32(0))
     return shuffle(builder, one, one, [0] * lanes)
 
 
@@ -236,7 +236,7 @@ def store_vector(builder, value, address, streaming: bool = False) -> None:
     align = value.type.count * value.type.element.width // 8 if streaming else 1
     store = builder.store(value, pointer(builder, address, value.type), align=align)
     if streaming:
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32, 1)]))
+        store.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
 
 
 def join(builder, pieces: list[Any]):
@@ -281,14 +281,14 @@ def stack_memory(builder, nbytes: int):
 def copy_memory(builder, dst, src, size) -> None:
     """Copy `size` bytes that do not overlap: C's memcpy."""
     to, at = (pointer(builder, address, I8) for address in (dst, src))
-    call_llvm(builder, "llvm.memcpy.p0.p0.i64", ir.VoidType(), [to, at, size, ir.Constant(ir.IntType(1), 0)])
+    call_llvm(builder, "llvm.memcpy.p0.p0.i64", None, [to, at, size, ir.IntType(1)(0)])
 
 
 @emitted
 def fill_memory(builder, dst, size, fill) -> None:
     """Set `size` bytes to the low byte of `fill`: C's memset."""
     to, byte = pointer(builder, dst, I8), builder.trunc(fill, I8)
-    call_llvm(builder, "llvm.memset.p0.i64", ir.VoidType(), [to, byte, size, ir.Constant(ir.IntType(1), 0)])
+    call_llvm(builder, "llvm.memset.p0.i64", None, [to, byte, size, ir.IntType(1)(0)])
 
 
 @emitted
@@ -309,6 +309,6 @@ def move_part(builder, dst, src, lanes: int, itemsize: int, count) -> None:
     """Copy `count` of so many elements of 4 or 8 bytes, and zeros in place of the others, which are not read."""
     kind, iota = vector(itemsize, lanes), constants(32, tuple(range(lanes)))
     exists = builder.icmp_signed("<", iota, splat(builder, builder.trunc(count, I32), lanes))
-    given = [pointer(builder, src, kind), ir.Constant(I32, itemsize), exists, ir.Constant(kind, None)]
+    given = [pointer(builder, src, kind), I32(itemsize), exists, kind(None)]
     value = call_llvm(builder, f"llvm.masked.load.v{lanes}i{8 * itemsize}.p0", kind, given)
     store_vector(builder, value, dst)

@@ -19,7 +19,6 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
 
 try:
     from numba.core import bytecode, interpreter
@@ -207,7 +206,7 @@ class _Call:
             value = (self.function.__closure__ or ())[node.index].cell_contents
         elif isinstance(node, numba_ir.Global):
             value = self.function.__globals__.get(node.name, value)
-        return ir.Constant(FLOAT, float(value)) if isinstance(value, np.float32) else value
+        return FLOAT(float(value)) if isinstance(value, np.float32) else value
 
     def binop_(self, node):
         operation = node.immutable_fn if node.op == "inplace_binop" else node.fn

@@ -56,7 +56,7 @@ def is_known(value) -> bool:
 def integer(builder, value):
     """An integer, or a truth value, as an i64; anything else as it is."""
     if isinstance(value, (bool, int)):
-        return ir.Constant(I64, int(value))
+        return I64(int(value))
     if isinstance(value, ir.Value) and value.type == I1:
         return builder.zext(value, I64)
     return value
@@ -64,7 +64,7 @@ def integer(builder, value):
 
 def _of_llvm(builder, value):
     """A number as a value of LLVM."""
-    return ir.Constant(DOUBLE, value) if isinstance(value, float) else integer(builder, value)
+    return DOUBLE(value) if isinstance(value, float) else integer(builder, value)
 
 
 def _emitted(builder, value):
@@ -101,7 +101,7 @@ def rebuilt(value, parts: Iterator[Any]):
 def floating(builder, value, kind=DOUBLE):
     """A number as a float of LLVM's type `kind`."""
     if is_known(value):
-        return ir.Constant(kind, float(value))
+        return kind(float(value))
     if value.type == kind:
         return value
     if isinstance(value.type, ir.IntType):
@@ -121,7 +121,7 @@ def _like(value, kind):
     if isinstance(value, ir.Value):
         return value
     value = (int if isinstance(getattr(kind, "element", kind), ir.IntType) else float)(value)
-    return ir.Constant(kind, value)
+    return kind(value)
 
 
 def _alike(builder, a, b) -> tuple[Any, Any]:
@@ -167,14 +167,14 @@ def binary(builder, name: str, a, b):
 def _divided(builder, a, b) -> tuple[Any, Any]:
     """The quotient of two integers, rounded down, and what remains; zeros for a divisor of 0."""
     if isinstance(b, int) and b > 0 and not b & (b - 1):
-        return builder.ashr(a, ir.Constant(I64, b.bit_length() - 1)), builder.and_(a, ir.Constant(I64, b - 1))
-    zero, b = ir.Constant(I64, 0), integer(builder, b)
+        return builder.ashr(a, I64(b.bit_length() - 1)), builder.and_(a, I64(b - 1))
+    zero, b = I64(0), integer(builder, b)
     is_zero = builder.icmp_signed("==", b, zero)
-    divisor = builder.select(is_zero, ir.Constant(I64, 1), b)
+    divisor = builder.select(is_zero, I64(1), b)
     quotient, rest = builder.sdiv(a, divisor), builder.srem(a, divisor)
     has_other_sign = builder.icmp_signed("<", builder.xor(rest, divisor), zero)
     is_above = builder.and_(builder.icmp_signed("!=", rest, zero), has_other_sign)
-    down = builder.select(is_above, builder.sub(quotient, ir.Constant(I64, 1)), quotient)
+    down = builder.select(is_above, builder.sub(quotient, I64(1)), quotient)
     rest = builder.select(is_above, builder.add(rest, divisor), rest)
     return builder.select(is_zero, zero, down), builder.select(is_zero, zero, rest)
 
@@ -266,7 +266,7 @@ class RangeLoop(Compound):
         start, stop, self.step = _Range(0, len(over)) if self.elements else over
         code = functools.partial(binary, builder)
         is_up = code("gt", self.step, 0)
-        up, down = ir.Constant(I64, 1), ir.Constant(I64, -1)
+        up, down = I64(1), I64(-1)
         one = (1 if is_up else -1) if is_known(is_up) else builder.select(is_up, up, down)
         rounded = code("add", code("sub", stop, start), code("sub", self.step, one))
         self.at, self.left = (alloca_once(builder, I64) for _ in range(2))

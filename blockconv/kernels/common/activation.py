@@ -10,7 +10,7 @@ from llvmlite import ir
 from blockconv.core.activation import ACTIVATIONS, NUMBERS, Activation, ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, float64_bits, word
-from blockconv.jit.ir import I64, const, emitted, pointer
+from blockconv.jit.ir import I32, I64, const, emitted, pointer
 from blockconv.kernels.common.vectors import Vectors
 
 
@@ -43,7 +43,7 @@ def activate(v: Vectors, x, number, parameters: list[Any]):
             continue
         value = NUMBERS[name]
         block = v.b.append_basic_block(f"activation_{value}")
-        switch.add_case(ir.Constant(I64, value), block)
+        switch.add_case(I64(value), block)
         v.b.position_at_end(block)
         results.append((definition.code(v, x, *parameters[: len(definition.parameters)]), v.b.block))
         v.b.branch(done)
@@ -71,4 +71,4 @@ def activate_scalar(builder, value, address, kind):
     other = activate(v, v.splat(value), number, [low, high])
     clipped = v.clip(v.splat(value), v.splat(low), v.splat(high))
     chosen = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.CLIP)), clipped, other)
-    return builder.extract_element(chosen, ir.Constant(ir.IntType(32), 0))
+    return builder.extract_element(chosen, I32(0))

@@ -19,7 +19,7 @@ from llvmlite import ir
 
 from blockconv.core.target import Isa
 from blockconv.core.types import BRAIN, SIGNED, UNSIGNED, ElementType, Types
-from blockconv.jit.ir import call_llvm, pointer
+from blockconv.jit.ir import I32, call_llvm, pointer, vector
 from blockconv.kernels.common.vectors import Vectors
 
 
@@ -144,9 +144,9 @@ def source_element(v: Vectors, number: int, address):
     """The element of the source at an address, as `multiply_accumulate` takes it against each vector of weights."""
     if number not in BY_ELEMENT:
         return v.broadcast(address)
-    scalar = v.b.load(pointer(v.b, address, ir.IntType(32)), align=v.itemsize)
-    undefined = ir.Constant(ir.VectorType(scalar.type, v.lanes), ir.Undefined)
-    return InFirstLane(v.b.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0)))
+    scalar = v.b.load(pointer(v.b, address, I32), align=v.itemsize)
+    undefined = ir.VectorType(scalar.type, v.lanes)(ir.Undefined)
+    return InFirstLane(v.b.insert_element(undefined, scalar, I32(0)))
 
 
 # By number: the extension, the instruction for two whole vectors, and the one that broadcasts its last operand. `sudot`
@@ -181,7 +181,7 @@ _PAIRS = {16: "llvm.x86.sse2.pmadd.wd", 32: "llvm.x86.avx2.pmadd.wd", 64: "llvm.
 
 
 def _vpmaddwd(v: Vectors, x, w, acc):
-    pairs = ir.VectorType(ir.IntType(16), 2 * v.lanes)
+    pairs = vector(2, 2 * v.lanes)
     products = call_llvm(v.b, _PAIRS[v.bytes], v.kind, [v.b.bitcast(x, pairs), v.b.bitcast(w, pairs)])
     return acc + products
 
@@ -197,7 +197,7 @@ def _vpmaddubsw(v: Vectors, x, w, acc):
     """Two sums of two products, each an int16, and their sum. Exact where weights are narrow, or channels of 4 bits."""
     bytes_, pairs = (ir.VectorType(ir.IntType(32 // count), count * v.lanes) for count in (4, 2))
     sums = call_llvm(v.b, _BYTE_PAIRS[v.bytes], pairs, [v.b.bitcast(x, bytes_), v.b.bitcast(w, bytes_)])
-    ones = ir.Constant(pairs, [1] * pairs.count)
+    ones = pairs([1] * pairs.count)
     return acc + call_llvm(v.b, _PAIRS[v.bytes], v.kind, [sums, ones])
 
 
@@ -219,7 +219,7 @@ def _emulated(channels: int, is_unsigned: bool) -> Callable[..., Any]:
 
 
 def _vdpbf16ps(v: Vectors, x, w, acc):
-    pairs = ir.VectorType(ir.IntType(32), v.lanes)
+    pairs = vector(4, v.lanes)
     name = f"llvm.x86.avx512bf16.dpbf16ps.{8 * v.bytes}"
     return call_llvm(v.b, name, v.kind, [acc, v.b.bitcast(x, pairs), v.b.bitcast(w, pairs)])
 

@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core.activation import ActivationKind
-from blockconv.jit.ir import const, constants, counted, join, load_i64, shuffle, transpose
+from blockconv.jit.ir import I32, const, constants, counted, join, load_i64, shuffle, transpose
 from blockconv.jit.values import alloca_once, truth
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.halves import rounded, widened
@@ -64,7 +64,7 @@ class TileEpilogue:
         self.tile, self.parts = tile.in_order, tile.unpacked or 1  # of a vector that is stored
         self.store_width, self.act, self.masked = tile.store_width, tile.act, masked
         self.stored = tile.stored(builder)
-        self.finished = ir.IntType(32) if self.stored.type.is_packed else self.stored.element  # before it is packed
+        self.finished = I32 if self.stored.type.is_packed else self.stored.element  # before it is packed
         self.half = self.stored.type if self.stored.type.is_half else None
         self.args = EpilogueArguments.load(builder, out.activation, held=True) if tile.dst and not self.half else None
         self.rounding = Rounding(tile.rounding)
@@ -297,7 +297,7 @@ class TileEpilogue:
     def finish_planes(self, pixels: list[Any], base, limit: Any | None) -> list[Any]:
         """Transpose pixels into planes and store them; add a residual and clip before, unless that is done."""
         b, v, lanes = self.b, self.stored, self.tile.lanes
-        padded = pixels + [ir.Constant(v.kind, ir.Undefined)] * (lanes - len(pixels))
+        padded = pixels + [v.kind(ir.Undefined)] * (lanes - len(pixels))
         slots = [alloca_once(b, v.kind) for _ in range(lanes)]
         for slot, plane in zip(slots, transpose(b, padded, lanes, lanes), strict=True):
             b.store(plane, slot)

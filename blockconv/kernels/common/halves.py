@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from blockconv.core import target
 from blockconv.core.types import BRAIN, ElementType
-from blockconv.jit.ir import I32, call_llvm
+from blockconv.jit.ir import call_llvm, vector
 from blockconv.kernels.common.vectors import Vectors
 
 _I16 = ir.IntType(16)
@@ -17,7 +17,7 @@ _I16 = ir.IntType(16)
 
 def widened(v: Vectors, half: ElementType, bits):
     """The float32 of vectors `v` that these are: a vector of the bits, as integers, of type `half`."""
-    b, wide = v.b, ir.VectorType(I32, v.lanes)
+    b, wide = v.b, vector(4, v.lanes)
     if half.kind == BRAIN:
         return b.bitcast(b.zext(bits, wide) << 16, v.kind)
     if target.isa().f16:
@@ -30,20 +30,20 @@ def rounded(v: Vectors, half: ElementType, x, flushes: bool = False):
 
     flushes: denormal numbers may become zeros, as they do by the instruction that AVX512-BF16 has for bfloat16.
     """
-    b, narrow = v.b, ir.VectorType(_I16, v.lanes)
+    b, narrow = v.b, vector(2, v.lanes)
     isa = target.isa()
     if half.kind == BRAIN and flushes and isa.is_x86 and isa.bf16 and v.bytes in (32, 64):
         return call_llvm(b, f"llvm.x86.avx512bf16.cvtneps2bf16.{8 * v.bytes}", narrow, [x])
     if half.kind != BRAIN and isa.f16:
         return b.bitcast(b.fptrunc(x, ir.VectorType(ir.HalfType(), v.lanes)), narrow)
-    bits = b.bitcast(x, ir.VectorType(I32, v.lanes))
+    bits = b.bitcast(x, vector(4, v.lanes))
     made = _rounded_to_brain(v, bits) if half.kind == BRAIN else _rounded_in_integers(v, bits)
     return b.trunc(made, narrow)
 
 
 def _each(v: Vectors, value: int) -> ir.Constant:
     """An integer in every lane."""
-    return ir.Constant(ir.VectorType(I32, v.lanes), value)
+    return vector(4, v.lanes)(value)
 
 
 def _rounded_to_brain(v: Vectors, bits):

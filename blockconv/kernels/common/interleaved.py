@@ -61,7 +61,7 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run, cut: bo
     columns = taps_of_columns(tile.pixels, shared.taps, shared.px_step, shared.tap_step)
     # Lanes of weights past the last group's are not read.
     exist = [int(lane < shared.width) for lane in range(v.lanes)]
-    mask = None if all(exist) else ir.Constant(ir.VectorType(ir.IntType(1), v.lanes), exist)
+    mask = None if all(exist) else ir.VectorType(ir.IntType(1), v.lanes)(exist)
     wei, step_bytes = run.wei, shared.taps * tap_bytes
     for channel in range(shared.group_ic):
         with each_step(b, run, cut) as number:

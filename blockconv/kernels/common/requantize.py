@@ -27,7 +27,7 @@ from blockconv.core import target
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.arguments import Arguments, float64_bits, word
-from blockconv.jit.ir import I8, I32, I64, call_llvm, const, shuffle, splat
+from blockconv.jit.ir import I8, I32, I64, call_llvm, const, shuffle, splat, vector
 from blockconv.jit.values import truth
 from blockconv.kernels.common.activation import ActivationArguments
 from blockconv.kernels.common.halves import rounded, widened
@@ -127,7 +127,7 @@ def dequantized(
 
 def dequantized_residual(v: Vectors, args: EpilogueArguments, value):
     """A residual's vector of bytes as float32, times its scale."""
-    b, wide = v.b, ir.VectorType(I32, v.lanes)
+    b, wide = v.b, vector(4, v.lanes)
     # The float of a byte plus 2^23 has the byte as the lowest of its mantissa. Differences of such floats are exact.
     bits = b.trunc(args.residual_flip, I32) | _TWO_TO_23
     lifted = b.bitcast(b.zext(value, wide) ^ splat(b, bits, v.lanes), v.kind)
@@ -175,7 +175,7 @@ def quantized(v: Vectors, args: EpilogueArguments | QuantizationArguments, x, aw
     if away:
         whole = _whole_away(v, scaled)
     else:
-        whole = b.bitcast(scaled + _TO_WHOLE, ir.VectorType(I32, v.lanes))
+        whole = b.bitcast(scaled + _TO_WHOLE, vector(4, v.lanes))
     return b.trunc(whole, ir.VectorType(kind, v.lanes)) + splat(b, b.trunc(args.zero_point, kind), v.lanes)
 
 
@@ -238,7 +238,7 @@ def _between(v: Vectors, x, low, high):
 def _whole_away(v: Vectors, x):
     """Floats rounded to integers of 32 bits, a half away from zero."""
     half = call_llvm(v.b, f"llvm.copysign.{v.suffix()}", v.kind, [v.c(_BELOW_HALF), x])
-    return v.b.fptosi(x + half, ir.VectorType(I32, v.lanes))
+    return v.b.fptosi(x + half, vector(4, v.lanes))
 
 
 _SAFE = 2.0**96  # scales between this and its inverse: no product of theirs that counts is too small or too large
@@ -276,7 +276,7 @@ class Elements:
 
     def difference(self, x):
         """A vector of integers less their zero point, as int32."""
-        wide = ir.VectorType(I32, self.real.lanes)
+        wide = vector(4, self.real.lanes)
         if self.type.itemsize < 4:
             x = (self.b.sext if self.type.kind == SIGNED else self.b.zext)(x, wide)
         return x - self.zero_point

@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from blockconv.core.layout import Layout
 from blockconv.core.target import Isa
-from blockconv.jit.ir import I8, I32, call_llvm, join, shuffle
+from blockconv.jit.ir import I32, call_llvm, join, shuffle, vector
 
 PARTS = 4  # vectors of 32 bits that a vector of bytes becomes
 UNIT = 16  # bytes within which is unpacked, and shuffled
@@ -40,25 +40,25 @@ def interleaved(builder, rows: Sequence[Any], itemsize: int) -> list[Any]:
 
     rows: vectors of bytes. itemsize: of what a lane holds; 2, bytes of two rows that are widened without a sign.
     """
-    zero = ir.Constant(rows[0].type, None)
+    zero = rows[0].type(None)
     pairs = [unpacked(builder, rows[0], rows[1], 1)]
     pairs.append(unpacked(builder, rows[2], rows[3], 1) if itemsize == 1 else [zero, zero])
     found = []
     for half, other in zip(*pairs, strict=True):
         found += unpacked(builder, half, other, 3 - itemsize)
-    wide = ir.VectorType(I32, rows[0].type.count // PARTS)
+    wide = vector(4, rows[0].type.count // PARTS)
     return [builder.bitcast(part, wide) for part in found]
 
 
 def unpacked(builder, a, b, itemsize: int) -> list[Any]:
     """The low and the high elements of each 16 bytes of `a`, each followed by its neighbour of `b`."""
     lanes, each = a.type.count // itemsize, UNIT // itemsize
-    kind = ir.VectorType(ir.IntType(8 * itemsize), lanes)
+    kind = vector(itemsize, lanes)
     a, b, found = builder.bitcast(a, kind), builder.bitcast(b, kind), []
     for first in (0, each // 2):
         taken = [unit + first + i for unit in range(0, lanes, each) for i in range(each // 2)]
         both = [at for k in taken for at in (k, lanes + k)]
-        found.append(builder.bitcast(shuffle(builder, a, b, both), ir.VectorType(I8, lanes * itemsize)))
+        found.append(builder.bitcast(shuffle(builder, a, b, both), vector(1, lanes * itemsize)))
     return found
 
 
@@ -94,9 +94,9 @@ UNPACKED_LANES = frozenset(_NARROW)  # of vectors of 32 bits that can be packed
 
 def nearest(builder, x):
     """float32 rounded to 32-bit integers, half to even. Values out of range, and NaN, become the least integer."""
-    kind = ir.VectorType(I32, x.type.count)
+    kind = vector(4, x.type.count)
     if x.type.count == 16:
-        rest = [ir.Constant(kind, None), ir.Constant(ir.IntType(16), -1), ir.Constant(I32, 4)]  # as MXCSR says
+        rest = [kind(None), ir.IntType(16)(-1), I32(4)]  # as MXCSR says
         return call_llvm(builder, "llvm.x86.avx512.mask.cvtps2dq.512", kind, [x, *rest])
     return call_llvm(builder, {4: "llvm.x86.sse2.cvtps2dq", 8: "llvm.x86.avx.cvt.ps2dq.256"}[x.type.count], kind, [x])
 
@@ -104,9 +104,9 @@ def nearest(builder, x):
 def packed(builder, parts: Sequence[Any], offset):
     """The integers of four parts plus `offset` (i16), as bytes in order; sums are clamped to 0 and 255."""
     each = parts[0].type.count
-    words, bytes_ = ir.VectorType(ir.IntType(16), 2 * each), ir.VectorType(I8, 4 * each)
+    words, bytes_ = vector(2, 2 * each), vector(1, 4 * each)
     to_words, to_bytes = _NARROW[each]
-    one = builder.insert_element(ir.Constant(words, ir.Undefined), offset, ir.Constant(I32, 0))
+    one = builder.insert_element(words(ir.Undefined), offset, I32(0))
     splat = shuffle(builder, one, one, [0] * words.count)
     halves = []
     for low, high in zip(parts[::2], parts[1::2], strict=True):
@@ -129,11 +129,11 @@ def why_not_packed(layout: Layout, channels: int, groups: int) -> str | None:
 
 def unpacked_pairs(builder, pairs):
     """The integers of a vector of bytes, twice as many, one a byte; without a sign."""
-    wide = ir.VectorType(ir.IntType(16), pairs.type.count)
+    wide = vector(2, pairs.type.count)
     both = builder.zext(pairs, wide)
     both = both | both << 4
     both = both & 0x0F0F
-    return builder.bitcast(both, ir.VectorType(I8, 2 * pairs.type.count))
+    return builder.bitcast(both, vector(1, 2 * pairs.type.count))
 
 
 def packed_pairs(builder, values):
@@ -143,5 +143,5 @@ def packed_pairs(builder, values):
     both = builder.bitcast(values, wide)
     low = both & 0x0F
     # With all but those bits of the other: processors choose bits in one instruction, and the bytes are the lowest.
-    high = builder.lshr(both, ir.Constant(wide, bits - 4)) & -0x10
-    return builder.trunc(low | high, ir.VectorType(I8, wide.count))
+    high = builder.lshr(both, wide(bits - 4)) & -0x10
+    return builder.trunc(low | high, vector(1, wide.count))

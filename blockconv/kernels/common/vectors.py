@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from blockconv.core import target
 from blockconv.core.types import SIGNED, ElementType, Types
-from blockconv.jit.ir import I32, call_llvm, const, constants, counted, emitted, join, pointer, shuffle, splat
+from blockconv.jit.ir import I32, call_llvm, const, constants, counted, emitted, join, pointer, shuffle, splat, vector
 from blockconv.jit.values import alloca_once, truth
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 
@@ -98,8 +98,8 @@ class Vectors:
         at = pointer(self.b, address, kind)
         if mask is None:
             return self.b.load(at, align=self.itemsize)
-        rest = ir.Constant(kind, None if other is None else [other] * kind.count)
-        given = [at, ir.Constant(I32, self.itemsize), mask, rest]
+        rest = kind(None if other is None else [other] * kind.count)
+        given = [at, I32(self.itemsize), mask, rest]
         return call_llvm(self.b, f"llvm.masked.load.{self.suffix(kind.count)}.p0", kind, given)
 
     def load_parts(self, address, part: int, step):
@@ -119,12 +119,12 @@ class Vectors:
         if mask is None:
             self.b.store(value, at, align=self.itemsize)
         else:
-            given = [value, at, ir.Constant(I32, self.itemsize), mask]
-            call_llvm(self.b, f"llvm.masked.store.{self.suffix(value.type.count)}.p0", ir.VoidType(), given)
+            given = [value, at, I32(self.itemsize), mask]
+            call_llvm(self.b, f"llvm.masked.store.{self.suffix(value.type.count)}.p0", None, given)
 
     def load_first(self, address, count: int):
         """The first `count` lanes from `address`, and nothing beyond; the others are undefined."""
-        made = ir.Constant(self.kind, ir.Undefined)
+        made = self.kind(ir.Undefined)
         for first, size in _powers(count):
             part = self.load(address + first * self.itemsize, lanes=size)
             wide = shuffle(self.b, part, part, [lane % size for lane in range(self.lanes)])
@@ -201,17 +201,17 @@ class Vectors:
 
     def permuted(self, value, indices):
         """The lanes of `value` that the integers at an address name. (LLVM makes one instruction of it.)"""
-        kind = ir.VectorType(ir.IntType(8 * self.itemsize), self.lanes)
+        kind = vector(self.itemsize, self.lanes)
         named = self.b.load(pointer(self.b, indices, kind), align=self.itemsize)
-        out = ir.Constant(value.type, ir.Undefined)
+        out = value.type(ir.Undefined)
         for lane in range(self.lanes):
-            at = ir.Constant(I32, lane)
+            at = I32(lane)
             out = self.b.insert_element(out, self.b.extract_element(value, self.b.extract_element(named, at)), at)
         return out
 
     def with_zero_bits(self, value, mask):
         """`value` with zero bits where the bits at the address `mask` are zero."""
-        bits = ir.VectorType(ir.IntType(8 * self.itemsize), self.lanes)
+        bits = vector(self.itemsize, self.lanes)
         keep = self.b.load(pointer(self.b, mask, bits), align=1)
         return self.b.bitcast(self.b.bitcast(value, bits) & keep, self.kind)
 
@@ -296,11 +296,11 @@ class Vectors:
 
     def c(self, value: float):
         """A constant in every lane."""
-        return ir.Constant(self.kind, int(value) if isinstance(self.element, ir.IntType) else value)
+        return self.kind(int(value) if isinstance(self.element, ir.IntType) else value)
 
     @property
     def zero(self):
-        return ir.Constant(self.kind, None)
+        return self.kind(None)
 
     def splat(self, scalar):
         return splat(self.b, scalar, self.lanes)
@@ -386,9 +386,9 @@ class Vectors:
 
     def each_lane(self, function: str, *given):
         """A function of the C library on each lane of its arguments."""
-        out = ir.Constant(self.kind, ir.Undefined)
+        out = self.kind(ir.Undefined)
         for lane in range(self.lanes):
-            at = ir.Constant(I32, lane)
+            at = I32(lane)
             value = call_llvm(self.b, function, self.element, [self.b.extract_element(x, at) for x in given])
             out = self.b.insert_element(out, value, at)
         return out
@@ -405,7 +405,7 @@ class Vectors:
         rest = bounded + n * -0.693359375
         rest = rest + n * 2.12194440e-4
         value = self.polynomial(rest, [*EXPM1_BY_X, 1.0])
-        ints = ir.VectorType(I32, self.lanes)
+        ints = vector(4, self.lanes)
         biased = b.fptosi(n, ints) + 127
         power = b.bitcast(biased << 23, self.kind)
         return b.select(is_nan, x, value * power)

@@ -3,20 +3,8 @@
 import functools
 from typing import NamedTuple
 
-from llvmlite import ir
-
 from blockconv.core.types import SIGNED, ElementType, element
-from blockconv.jit.ir import (
-    I8,
-    emitted,
-    load_bits,
-    move,
-    picked,
-    shuffle,
-    store_bits,
-    store_vector,
-    transpose,
-)
+from blockconv.jit.ir import emitted, load_bits, move, picked, shuffle, store_bits, store_vector, transpose, vector
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.packed_pixels import bits_transposer
 from blockconv.kernels.common.unpacked import interleaved, unpacked, unpacked_pairs
@@ -74,7 +62,7 @@ def window_converter(type: ElementType, itemsize: int, flipped: int, size: int):
         elif itemsize == 1:
             value = value ^ -128
         if itemsize > 1:
-            wide = ir.VectorType(ir.IntType(8 * itemsize), v.lanes)
+            wide = vector(itemsize, v.lanes)
             value = builder.sext(value, wide) if signed and not flipped else builder.zext(value, wide)
         store_vector(builder, value, dst)
 
@@ -113,14 +101,14 @@ def _vectors_interleaver(unit: int, lanes: int, by_parts: bool):
         if unit == 2:
             rows[1] = builder.select(planes.others > 0, rows[1], v.zero)
         if by_parts:
-            fours, code = ir.VectorType(ir.IntType(32 * itemsize), len(order)), ir.VectorType(I8, size)
+            fours, code = vector(4 * itemsize, len(order)), vector(1, size)
             rows = [builder.bitcast(row, fours) for row in rows]
             rows = [builder.bitcast(shuffle(builder, row, row, order), code) for row in rows]
             found = interleaved(builder, rows, 1) if unit == 4 else unpacked(builder, rows[0], rows[1], 2)
         else:
             found = transpose(builder, rows, unit, lanes)
-        for k, vector in enumerate(found):
-            store_vector(builder, vector, dst + k * size)
+        for k, value in enumerate(found):
+            store_vector(builder, value, dst + k * size)
 
     return interleave
 

@@ -117,8 +117,8 @@ def configure(*sizes):
     def load_configuration(builder, at):
         kind = ir.ArrayType(I64, len(words))
         to = pointer(builder, at, kind)
-        builder.store(ir.Constant(kind, words), to, align=8)
-        call_llvm(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [pointer(builder, at, I8)])
+        builder.store(kind(words), to, align=8)
+        call_llvm(builder, "llvm.x86.ldtilecfg", None, [pointer(builder, at, I8)])
 
     def kernel(at):
         load_configuration(at)
@@ -132,7 +132,7 @@ def release():
 
     @emitted
     def release_registers(builder):
-        call_llvm(builder, "llvm.x86.tilerelease", ir.VoidType(), [])
+        call_llvm(builder, "llvm.x86.tilerelease", None, [])
 
     def kernel():
         release_registers()
@@ -199,8 +199,8 @@ class Unit:
         self.call(_EXCHANGED.get(name, name) if self.registers.exchanged else name, acc, left, right)
 
     def call(self, name: str, *args) -> None:
-        given = [ir.Constant(I8, x) if isinstance(x, int) else x for x in args]
-        call_llvm(self.b, f"llvm.x86.{name}", ir.VoidType(), given)
+        given = [I8(x) if isinstance(x, int) else x for x in args]
+        call_llvm(self.b, f"llvm.x86.{name}", None, given)
 
 
 # ---------------------------------------------------------------- a tile

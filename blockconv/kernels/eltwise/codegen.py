@@ -198,7 +198,7 @@ def _result(op: str, v: Vectors, made: Vectors, given: list[Any]):
 
 def _is_true(b, x):
     """Whether elements are not zero; a NaN is not."""
-    zero = ir.Constant(x.type, None)
+    zero = x.type(None)
     is_float = isinstance(x.type.element, (ir.FloatType, ir.DoubleType))
     return b.fcmp_unordered("!=", x, zero) if is_float else b.icmp_signed("!=", x, zero)
 
@@ -302,9 +302,9 @@ def _lookup(v: Vectors, table) -> Callable[[Any], Any]:
 
 
 def _looked_up_one_by_one(v: Vectors, table, x):
-    found = ir.Constant(v.kind, ir.Undefined)
+    found = v.kind(ir.Undefined)
     for lane in range(v.lanes):
-        at = ir.Constant(I32, lane)
+        at = I32(lane)
         named = table + v.b.zext(v.b.extract_element(x, at), I64)
         found = v.b.insert_element(found, v.b.load(pointer(v.b, named, v.element)), at)
     return found
