@@ -220,6 +220,16 @@ class Conv2dProblem(_Images):
         return Conv2dBackwardWeightsProblem(*(getattr(self, one.name) for one in fields(self) if one.init))
 
     @property
+    def group_ic(self) -> int:
+        """Channels of a group's source."""
+        return self.ic // self.g
+
+    @property
+    def group_oc(self) -> int:
+        """Channels of a group's destination."""
+        return self.oc // self.g
+
+    @property
     def macs(self) -> int:
         """The multiply-adds of direct convolution, including taps over the padding."""
         return self.n * self.oc * self.oh * self.ow * math.prod(self.wei_shape[1:])
@@ -232,12 +242,12 @@ class Conv2dProblem(_Images):
     @property
     def wei_shape(self) -> Shape:
         """The logical shape of the weights, (oc, ic/g, kh, kw)."""
-        return self.oc, self.ic // self.g, self.kh, self.kw
+        return self.oc, self.group_ic, self.kh, self.kw
 
     @property
     def grouped_wei_shape(self) -> tuple[int, int, int, int, int]:
         """The logical shape of the weights for packing, (g, oc/g, ic/g, kh, kw)."""
-        return self.g, self.oc // self.g, self.ic // self.g, self.kh, self.kw
+        return self.g, self.group_oc, self.group_ic, self.kh, self.kw
 
     @property
     def dst_shape(self) -> Shape:

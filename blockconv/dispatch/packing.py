@@ -228,7 +228,7 @@ def pack_bias(problem: Conv2dProblem, bias: Array | None, form: WeightForm, dtyp
     if form.order is not None:
         order = form.order(problem)
         return np.where(order < 0, 0, 0 if bias is None else bias[order]).astype(dtype)
-    groups, oc = -(-problem.g // form.sharing), form.sharing * (problem.oc // problem.g)
+    groups, oc = -(-problem.g // form.sharing), form.sharing * problem.group_oc
     packed = np.zeros((groups, form.bias), dtype)
     if bias is not None:
         whole = np.zeros((groups, oc), dtype)

@@ -152,7 +152,7 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     """
     p, types, m, isa = request.problem, request.types, request.machine, request.machine.isa
     at, dot, s, d = space(request), dot_for(types, isa), request.source, request.destination
-    lanes, oc = request.lanes, p.oc // p.g
+    lanes, oc = request.lanes, p.group_oc
     is_half = p.g > 1 and isa.halves and 0 < oc % lanes <= lanes // 2
     if is_half:
         lanes //= 2  # groups of 24 or 40 channels waste fewer of them
@@ -187,7 +187,7 @@ def region_blockings(request: Request, vectors: int) -> list[tuple[TapsRegion, C
     """
     p, types, m, s, d = request.problem, request.types, request.machine, request.source, request.destination
     lanes, dot = request.lanes, dot_for(types, m.isa)
-    whole, oc = space(request), p.oc // p.g
+    whole, oc = space(request), p.group_oc
     stored = store_width(d, whole, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
     taken = vectors in (count for count, _ in tiles_of(dot, m.isa))
     if not taken or straddles_blocks(p, d, stored, lanes, vectors * lanes) or cuts_blocks(p, s):
@@ -212,9 +212,9 @@ def divided(request: Request, tile: ConvTile, at: Space | None = None, packs_pla
     p, types, threads, m = request.problem, request.types, request.threads, request.machine
     at, (rows, pixels, vectors, _) = at or space(request), tile.shape
     itemsize, packed, shared = types.acc.itemsize, tile.dot.itemsize or types.src.itemsize, tile.shared
-    width, oc, cb, groups = vectors * tile.lanes, p.oc // p.g, tile.cb, -(-p.g // shared.groups)
+    width, oc, cb, groups = vectors * tile.lanes, p.group_oc, tile.cb, -(-p.g // shared.groups)
     ocbs = -(-(oc if tile.store_width == 0 or p.g > 1 else request.padded_oc) // width)
-    channels = -(-(p.ic // p.g) // cb) * cb * at.depth
+    channels = -(-p.group_ic // cb) * cb * at.depth
     weights = channels * at.kh * at.kw * packed  # of an output channel
     pixel_bytes = channels * packed if shared.dense else at.depth * shared.pitch * itemsize
     # Threads share the pixels, or the weights where these are more than the source. Each then reads its share once.
@@ -277,7 +277,7 @@ def fills_units(problem: Conv2dProblem, src: Geometry, unit: int) -> bool:
     """
     if unit == 1:
         return True
-    ic = problem.ic // problem.g
+    ic = problem.group_ic
     return unit * src.channel == ELEMENT and src.length % unit == 0 and (problem.g == 1 or ic % unit == 0)
 
 
@@ -286,7 +286,7 @@ def _ends_inside(problem: Conv2dProblem, src: Geometry, types: Types, dot: Dot) 
 
     With floats, the source's padding counts too: it may hold NaN, and zero weights do not remove that.
     """
-    return problem.ic // problem.g % dot.channels > 0 and (types.acc.is_float or src.length == NO_BLOCK)
+    return problem.group_ic % dot.channels > 0 and (types.acc.is_float or src.length == NO_BLOCK)
 
 
 def is_converted(types: Types, dot: Dot) -> bool:
@@ -302,7 +302,7 @@ def _source_block(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
     In a blocked source, a power of two that divides the block: a vector of 16 of 24 channels would span two blocks.
     unit: channels that are packed as one, of a source that has its channels in such units.
     """
-    units = -(-(problem.ic // problem.g) // unit)
+    units = -(-problem.group_ic // unit)
     if units <= 4 and src.length == NO_BLOCK:
         return units * unit  # few channels are packed without padding, but for a source that has it in the same order
     block = math.gcd(src.length // unit, 4 if units <= 4 else 16)
@@ -331,7 +331,7 @@ def is_read_in_place(machine: Machine, problem: Conv2dProblem, at: Space, src: G
 
 def cuts_blocks(problem: Conv2dProblem, src: Geometry) -> bool:
     """Whether groups begin inside a block of the source."""
-    return bool(problem.g > 1 and src.length not in (1, NO_BLOCK) and problem.ic // problem.g % src.length)
+    return bool(problem.g > 1 and src.length not in (1, NO_BLOCK) and problem.group_ic % src.length)
 
 
 def fit_in_ways(machine: Machine, apart: int, pixels: int) -> bool:
@@ -376,7 +376,7 @@ def straddles_blocks(problem: Conv2dProblem, dst: Geometry, stored: int, lanes: 
     """
     if not (stored == lanes < dst.length < NO_BLOCK) or dst.length & (dst.length - 1):
         return False
-    return dst.length % width > 0 or (problem.g > 1 and problem.oc // problem.g % width > 0)
+    return dst.length % width > 0 or (problem.g > 1 and problem.group_oc % width > 0)
 
 
 def why_not_window(blocking: ConvBlocking) -> str | None:
@@ -396,7 +396,7 @@ def tile_of_least_time(
     """
     p, m = request.problem, request.machine
     tiles = tuple(
-        (vectors, most, binds and vectors == 1 and p.oc // p.g > lanes)
+        (vectors, most, binds and vectors == 1 and p.group_oc > lanes)
         for vectors, most in tiles_of(dot, m.isa)
         if of in (0, vectors) and not straddles_blocks(p, dst, stored, lanes, vectors * lanes)
     )
@@ -412,7 +412,7 @@ def _least_tile(
 
     finite: whether weights are known to be. like: the anchor's tile.
     """
-    rates, oc, elements = machine.profile.by(name_of(dot)), p.oc // p.g, -(-p.ic // p.g // dot.channels)
+    rates, oc, elements = machine.profile.by(name_of(dot)), p.group_oc, -(-p.group_ic // dot.channels)
     best: tuple[bool, float, int, int, tuple[int, int, int]] | None = None
     for vectors, most, bound in tiles:
         is_far, ocbs = are_far(machine, elements * p.kh * p.kw, vectors), -(-oc // (vectors * lanes))

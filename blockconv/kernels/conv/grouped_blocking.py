@@ -29,13 +29,13 @@ from blockconv.machine.machine import Machine
 
 def groups_per_vector(problem: Conv2dProblem, lanes: int) -> int:
     """Groups whose output channels fit into a vector."""
-    return lanes // (problem.oc // problem.g)
+    return lanes // problem.group_oc
 
 
 def _lanes(machine: Machine, problem: Conv2dProblem, lanes: int) -> int:
     """Lanes of a vector, or of half of one where that costs nothing and takes a tenth fewer lanes in all."""
     half, p = lanes // 2, problem
-    if not machine.isa.halves or p.oc // p.g > half:
+    if not machine.isa.halves or p.group_oc > half:
         return lanes
     total = {width: -(-p.g // groups_per_vector(p, width)) * width for width in (lanes, half)}
     return half if 10 * total[half] <= 9 * total[lanes] else lanes
@@ -57,10 +57,10 @@ def blocking(request: Request) -> ConvBlocking:
     lanes, registers = _lanes(m, p, m.lanes(itemsize)), m.registers
     dot = _dot(request)
     count = groups_per_vector(p, lanes)
-    ic, oc = p.ic // p.g // dot.channels, p.oc // p.g
+    ic, oc = p.group_ic // dot.channels, p.group_oc
     # The pitch counts elements, `channels` what is packed as one: four bytes, which may be several elements.
     unit = packed_as_one(types, dot)
-    channels = count * (p.ic // p.g) // unit
+    channels = count * p.group_ic // unit
     pitch = 1 << (channels - 1).bit_length() if channels < lanes else -(-channels // lanes) * lanes
     pitch *= unit // dot.channels
     taps = at.kw if at.kw <= (7 if registers == 32 else 3) else 1

@@ -40,7 +40,7 @@ def _channels(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
 
     Units that are not contiguous are a power of two in number: they are transposed in registers.
     """
-    units = -(-(problem.ic // problem.g) // unit)
+    units = -(-problem.group_ic // unit)
     length = NO_BLOCK if src.length == NO_BLOCK else max(1, src.length // unit)
     even = -(-units // -(-units // UNITS))
     if length == NO_BLOCK and fills_units(problem, src, unit):
@@ -65,7 +65,7 @@ def why_not(request: Request) -> Reason | None:
     if strides.length not in (1, NO_BLOCK):
         if interleaved:
             return f"needs channel blocks of a multiple of {unit}, which fill 32 bits, unlike {src}"
-        if p.g > 1 and p.ic // p.g % min(strides.length, cb):
+        if p.g > 1 and p.group_ic % min(strides.length, cb):
             return "needs groups that begin and end at the source's block boundaries"
     if types.src.is_packed and (interleaved or extent(cb, strides) < cb):
         return f"needs channel blocks of at least {cb} for 4-bit integers, unlike {src}"
@@ -83,9 +83,9 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     unit = packed_as_one(types, dot)
     interleaved = not fills_units(p, s, unit)
     cb = _channels(p, s, unit)
-    taps = at.kw if at.depth == at.dw == 1 and at.kw * cb <= UNITS * unit and p.ic // p.g <= cb else 1
-    stored = store_width(d, at, types.dst.itemsize, COLUMNS, groups_of=p.oc // p.g if p.g > 1 else 0)
-    as_it_is = not (interleaved or types.src.is_packed) and extent(cb, s) == cb and p.ic // p.g % cb == 0
+    taps = at.kw if at.depth == at.dw == 1 and at.kw * cb <= UNITS * unit and p.group_ic <= cb else 1
+    stored = store_width(d, at, types.dst.itemsize, COLUMNS, groups_of=p.group_oc if p.g > 1 else 0)
+    as_it_is = not (interleaved or types.src.is_packed) and extent(cb, s) == cb and p.group_ic % cb == 0
     shape = tile or _tile(request, at, d, stored, cb, taps, dot)
     # Whole lines that are read once do not push each other out before they are.
     held = 1 if cb == UNITS * unit else shape.pixels
@@ -120,7 +120,7 @@ def _tile(
 ) -> TileShape:
     """The tile of least predicted time, by the machine's profile. gap: where rows may be one, as in `TileShape`."""
     problem, found = request.problem, []
-    oc = problem.oc // problem.g
+    oc = problem.group_oc
     for vectors, blocks in SHAPES:
         width = vectors * COLUMNS
         if straddles_blocks(problem, dst, stored, COLUMNS, width):
@@ -170,7 +170,7 @@ def shape_seconds(request: Request, shape: TileShape, cb: int, taps: int, dot: D
     p, m, name = request.problem, request.machine, name_of(dot)
     blocks = len(row_blocks(shape.rows, shape.pixels, shape.gap))
     rates, alone = m.profile.by(name), m.profile.by(f"{name}, one step")
-    elements, vectors = -(-(p.ic // p.g) // cb), shape.rows * shape.pixels * shape.vectors
+    elements, vectors = -(-p.group_ic // cb), shape.rows * shape.pixels * shape.vectors
     at = space(request)
     steps = elements * kept_taps(at, request.types.has_finite_weights, shape.rows, shape.pixels, taps).average / taps
     weights = p.oc * elements * p.kh * (p.kw // taps) * LINE_BYTES

@@ -35,7 +35,7 @@ def blocking(request: Request) -> ConvBlocking:
     p, types = request.problem, request.types
     at, dot = space(request), matrix_dot_for(types)
     unit = packed_as_one(types, dot)
-    units = -(-(p.ic // p.g) // unit)
+    units = -(-p.group_ic // unit)
     steps = -(-units // UNITS)
     each = -(-units // steps)
     vectors, blocks = _registers(request, at, unit * each, dot)
@@ -68,7 +68,7 @@ def blocking(request: Request) -> ConvBlocking:
 
 def _registers(request: Request, at: Space, step: int, dot: Dot) -> Pair:
     """(blocks of output channels, of pixels) that are reduced together, of least predicted time by the profile."""
-    found, oc = [], request.problem.oc // request.problem.g
+    found, oc = [], request.problem.group_oc
     for vectors, most in SHAPES:
         blocks = min(most, -(-at.ow // COLUMNS))
         seconds = -(-oc // (vectors * LINES)) * _seconds(request, at.ow, vectors, blocks, step, dot)

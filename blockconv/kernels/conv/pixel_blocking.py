@@ -53,7 +53,7 @@ def why_not(request: Request) -> Reason | None:
         if contiguous_channels(strides, at, itemsize) and (p.g > 1 or p.oc > most):
             alike = f"or at most {most} output channels in one group, not {p.oc} in {p.g}"
             return f"needs contiguous neighbours along {at.axes[2]}, unlike {layout}, {alike}"
-    if p.g > 1 and p.kh * p.kw > 1 and p.oc // p.g < SERVED:
+    if p.g > 1 and p.kh * p.kw > 1 and p.group_oc < SERVED:
         return f"needs groups of at least {SERVED} output channels, to reuse each loaded vector of pixels"
     least = min(_lanes(request.machine, itemsize))
     if at.ow < least:
@@ -86,7 +86,7 @@ def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem on a machine. Tile sizes do not depend on the threads."""
     p, m, threads, itemsize = request.problem, request.machine, request.threads, request.types.src.itemsize
     at = space_of(request)
-    oc, pixel_bytes = p.oc // p.g, p.ic // p.g * at.depth * itemsize
+    oc, pixel_bytes = p.group_oc, p.group_ic * at.depth * itemsize
 
     def score(tile: _Tile) -> tuple[float, int]:  # of tiles whose times are equal but for their rounding, the largest
         cycles = float(f"{_cycles(request, at, tile, at.oh, at.ow):.3e}")
@@ -170,7 +170,7 @@ def cycles(request: Request, at: Space, found: ConvBlocking) -> float:
 def _cycles(request: Request, at: Space, tile: _Tile, rows: int, cols: int) -> float:
     """`cycles`, of tasks of at most so many rows and columns."""
     p, machine, itemsize = request.problem, request.machine, request.types.src.itemsize
-    ic, oc = p.ic // p.g, p.oc // p.g
+    ic, oc = p.group_ic, p.group_oc
     down, along = -(-at.oh // rows), -(-at.ow // cols)
     tasks, columns = at.images * p.g * down * along, -(-at.ow // tile.pixels) / along
     ocbs, tiles = -(-oc // tile.channels), -(-at.oh // tile.rows) / down * columns

@@ -108,7 +108,7 @@ def _least(request: Request) -> float:
         return 0.0
     pixels = [kept_along(p, x, 1)[1] * getattr(p, "o" + x) for x in "hw"]
     taps = math.prod(pixels) if types.has_finite_weights else p.kh * p.kw * p.oh * p.ow
-    products = p.n * p.oc * (p.ic // p.g) * taps
+    products = p.n * p.oc * p.group_ic * taps
     return products / request.lanes * request.machine.profile.fma
 
 
@@ -130,14 +130,14 @@ def _seconds_of_tiles(request: Request, found: ConvBlocking, at: Space, kept: fl
     p, m, itemsize, dot = request.problem, request.machine, request.types.acc.itemsize, found.dot
     known, rates = m.profile, m.profile.by(name_of(dot))
     # Elements that a multiply-accumulate takes, and of those that are packed, which are of as many bytes.
-    ic, oc, fma = -(-p.ic // p.g // dot.channels), p.oc // p.g, m.fma_seconds(found.lanes, itemsize)
+    ic, oc, fma = -(-p.group_ic // dot.channels), p.group_oc, m.fma_seconds(found.lanes, itemsize)
     tiles = at.tiles(found.rows, found.pixels) * p.g * -(-oc // found.width)
     pixels = found.rows * found.pixels
     taps = ic * p.kh * p.kw
     reduced = ic * kept * rates.step(pixels, found.vectors, fma / known.fma, are_far(m, taps, found.vectors))
     waits = plane_read_cycles(m.isa, request.source) if found.in_place else 0.0
     each = STEP * fma + waits * m.cycle_seconds()
-    steps = -(-p.ic // p.g // found.step) * kept * each
+    steps = -(-p.group_ic // found.step) * kept * each
     vectors, existing = pixels * found.vectors, oc / (-(-oc // found.width) * found.vectors)
     stored = rates.end(vectors) + vectors * _storing(request, found, existing)
     if _ends_in_part(request, found):  # of a tile's vectors the last
@@ -168,7 +168,7 @@ def _packing(request: Request, found: ConvBlocking) -> float:
     tasks = at.tiles(found.task_rows, found.task_cols) * -(-p.g // shared)
     panels = tasks * -(-found.task_cols // found.panel)
     rows = panels * found.window_rows * at.depth
-    ic = p.ic // p.g * shared
+    ic = p.group_ic * shared
     parts, pixels, chunk = -(-ic // found.cb), rows * found.window_cols, found.cb * itemsize
     if found.has_panels_of_planes:
         return panels * (known.packs["task"] + ic * (PANEL_ROW_CYCLES + 1) * known.cycle)
@@ -191,7 +191,7 @@ def _with_memory(computed: float, request: Request, dot: Dot) -> float:
     """
     p, types = request.problem, request.types
     wide = dot.itemsize or types.wei.itemsize
-    read = request.src_bytes + wide * p.oc * (p.ic // p.g) * p.kh * p.kw
+    read = request.src_bytes + wide * p.oc * p.group_ic * p.kh * p.kw
     moved = request.machine.move_seconds(read, request.dst_bytes)
     return max(computed, moved) + waiting_seconds(request)
 
@@ -225,7 +225,7 @@ def _cost_regions(request: Request, found: _Regions) -> float:
     """Seconds on one thread: tiles, and the weights that tasks of each region read once more; or bytes moved."""
     p, m, seconds = request.problem, request.machine, 0.0
     for region, one in found:
-        weights = request.types.wei.itemsize * p.oc * (p.ic // p.g) * region.taps
+        weights = request.types.wei.itemsize * p.oc * p.group_ic * region.taps
         tasks = p.n * -(-region.rows[1] // one.task_rows) * -(-region.cols[1] // one.task_cols)
         seconds += _seconds_of_tiles(request, one, region.space(p), region.taps)
         seconds += m.beyond_seconds(tasks * weights, weights)
@@ -281,7 +281,7 @@ def _cost_matrix(request: Request, found: ConvBlocking, at: Space) -> float:
     """Tiles as the machine's profile has them, stores, and packing of windows."""
     p = request.problem
     count = at.tiles(found.rows, found.pixels) * p.g
-    vectors, oc = found.rows * found.pixels * found.vectors, p.oc // p.g
+    vectors, oc = found.rows * found.pixels * found.vectors, p.group_oc
     tiles = -(-oc // found.width)
     stored = vectors * _storing(request, found, oc / (tiles * found.vectors))
     together = matrix_blocking.extent(found.cb, request.source)
@@ -348,7 +348,7 @@ WIDEST = 4  # vectors that the source channels of a vector's groups may fill
 
 def _why_not_grouped(request: Request) -> Reason | None:
     p, lanes = request.problem, request.machine.lanes(_FLOAT32.itemsize)
-    ic, oc = p.ic // p.g, p.oc // p.g
+    ic, oc = p.group_ic, p.group_oc
     if p.g == 1:
         return "needs several groups"
     if ic == 1:
@@ -414,7 +414,7 @@ def _make_reference(request: Request) -> Primitive:
     return Primitive(
         cost=lambda: p.flops / (1e9 * request.threads),
         make=make,
-        weights=WeightForm(Layout("abcde"), p.oc // p.g),
+        weights=WeightForm(Layout("abcde"), p.group_oc),
     )
 
 

@@ -120,7 +120,7 @@ class WeightsBlocking:
 def weights_blocking(request: Request) -> WeightsBlocking | Reason:
     """The blocking of a problem on a machine, or why there is none. Nothing of it depends on the threads."""
     p, types, m = request.problem, request.types, request.machine
-    itemsize, ic, oc = types.acc.itemsize, p.ic // p.g, p.oc // p.g
+    itemsize, ic, oc = types.acc.itemsize, p.group_ic, p.group_oc
     lanes = request.lanes
     together = _groups_together(request, lanes)
     most = max(1, min(ic, LINES // (p.kh * p.kw)))
@@ -210,7 +210,7 @@ WIDEST = 4  # vectors that the input channels of groups that share one may fill
 def _groups_together(request: Request, lanes: int) -> int:
     """Groups that share a vector of output channels, where each alone would fill half a vector or less."""
     p = request.problem
-    ic, oc = p.ic // p.g, p.oc // p.g
+    ic, oc = p.group_ic, p.group_oc
     count = lanes // oc
     fits = 2 * oc <= lanes and ic * count <= WIDEST * lanes and p.kh * p.kw * ic <= LINES
     return count if p.g > 1 and fits else 1
@@ -227,7 +227,7 @@ def _sums(request: Request) -> int:
 def _taps(request: Request, together: int, lanes: int) -> int:
     """Columns of taps of a tile of columns; 0 where it has no use, or blocks of several vectors are better."""
     p = request.problem
-    if together == 1 and (p.kw == 1 or p.oc // p.g > lanes):
+    if together == 1 and (p.kw == 1 or p.group_oc > lanes):
         return 0
     return p.kw if p.kw <= _sums(request) else 1
 

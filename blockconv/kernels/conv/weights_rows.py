@@ -93,7 +93,7 @@ def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool
     packed = types.src if in_pairs else types.acc
     whole, cut = _offsets(request, at, window)
     size, taps, chunks = types.acc.itemsize, max(1, at.taps), at.chunks(p)
-    ic, oc = p.ic // p.g, at.packed_groups * (p.oc // p.g)
+    ic, oc = p.group_ic, at.packed_groups * p.group_oc
     record = TileRecord.with_zeros(
         runs=1,
         rows=1,
@@ -256,7 +256,7 @@ def _columns_tile(request: Request, at: WeightsBlocking, of_ones: bool = False):
     if of_ones:
         spec = spec._replace(rows=1, taps=1, channels=1, pixels=4, pixel=0, px_step=1, tap_step=1)
     elif at.together > 1:
-        spec = spec._replace(groups=at.together, group_ic=p.ic // p.g, group_oc=p.oc // p.g)
+        spec = spec._replace(groups=at.together, group_ic=p.group_ic, group_oc=p.group_oc)
     return kernels.columns_tile(spec)
 
 

@@ -346,7 +346,7 @@ NO_EPILOGUE = Epilogue()
 def _make(request: Request) -> Primitive | Reason:
     problem = request.problem
     if not problem.is_depthwise:
-        return f"needs groups of one input channel, not of {problem.ic // problem.g}"
+        return f"needs groups of one input channel, not of {problem.group_ic}"
     if problem.g == 1 and problem.oc >= request.lanes:
         return "needs fewer outputs of the only channel than a vector has, which other kernels compute together"
     at = blocking(request.on_threads(1))

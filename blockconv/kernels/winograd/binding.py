@@ -33,7 +33,7 @@ from blockconv.runtime import OWN_TABLE, Buffer, Launch
 def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Launch:
     """The op. The residual has the destination's memory order."""
     p, types, s, d = request.problem, request.types, request.source, request.destination
-    padded, ic, oc = request.padded_oc, p.ic // p.g, p.oc // p.g
+    padded, ic, oc = request.padded_oc, p.group_ic, p.group_oc
     offsets, src_bytes, finish = _offsets(p, at), request.src_bytes, _finish(request, at, epilogue)
     lanes = s._replace(length=NO_BLOCK, channel=types.src.itemsize) if at.images else s
     # One kernel stores the tiles of all forms.
@@ -83,7 +83,7 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
 
 def _products_record(problem: Conv2dProblem, at: WinogradBlocking) -> TileRecord:
     """The words that all calls of the microkernel share."""
-    ic = problem.ic // problem.g
+    ic = problem.group_ic
     steps = -(-ic // at.ic_block)
     tail = at.elements(ic - (steps - 1) * at.ic_block)
     has_tail = tail < at.elements(at.ic_block)
@@ -145,7 +145,7 @@ def _finish(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Finis
 
 def _offsets(problem: Conv2dProblem, at: WinogradBlocking) -> list[int]:
     """Bytes from a tile's transformed source to what each reduction step reads, for each group of a set."""
-    ic = problem.ic // problem.g
+    ic = problem.group_ic
     channels = [group * ic + c for group in range(at.set_groups) for c in range(0, ic, at.ic_block)]
     vector, together = at.src_lanes * at.itemsize, at.src_channels
     return [c // together * at.block_tiles * vector + c % together * at.itemsize for c in channels]
@@ -162,7 +162,7 @@ def _multiply_kernel(problem: Conv2dProblem, at: WinogradBlocking, isa: Isa) -> 
     """The kernel of the products."""
     if not at.shared:
         return kernels.winograd_multiply()
-    lanes, channels = at.lanes, problem.ic // problem.g
+    lanes, channels = at.lanes, problem.group_ic
     # A broadcast load costs less than a permutation.
     part = channels if 2 * channels == lanes and isa.halves else lanes
     return kernels.winograd_multiply_shared(lanes, part, isa.fma, channels)
@@ -191,7 +191,7 @@ def _prefetch_lines(problem: Conv2dProblem, at: WinogradBlocking) -> int:
     """
     if at.block_tiles * max(1, at.images) < 8:
         return 0
-    ic = problem.ic // problem.g
+    ic = problem.group_ic
     block = at.elements(ic) * at.width * ITEMSIZE
     calls = at.width // at.tile_channels * -(-at.block_tiles // at.tile_pixels)
     return lines_ahead(block, calls, -(-ic // at.ic_block))

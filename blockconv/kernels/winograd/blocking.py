@@ -121,7 +121,7 @@ class WinogradBlocking(NamedTuple):
 
     def wei_position(self, problem: Conv2dProblem) -> int:
         """Bytes from a block of output channels' weights of one position to those of the next."""
-        return odd_lines(self.elements(problem.ic // problem.g) * self.width * ITEMSIZE)
+        return odd_lines(self.elements(problem.group_ic) * self.width * ITEMSIZE)
 
     def elements(self, channels: int) -> int:
         """Elements that a multiply-accumulate takes so many channels as."""
@@ -190,7 +190,7 @@ def blocking(
     dot, wei_lanes = dot_of_words(isa) if exact else MULTIPLY_ADD, machine.lanes(ITEMSIZE)
     lanes = images or wei_lanes
     src_lanes = lanes * dot.channels
-    ic, oc, oc_padded = p.ic // p.g, p.oc // p.g, dst.padded_shape(p.dst_shape)[1]
+    ic, oc, oc_padded = p.group_ic, p.group_oc, dst.padded_shape(p.dst_shape)[1]
     set_groups = 1 if p.g == 1 or images else lanes // math.gcd(lanes, ic, oc)
     sets, src_vectors = -(-p.g // set_groups), ic if images else -(-set_groups * ic // src_lanes)
     out_lanes, vectors = (ic, 1) if _is_shared(p, wei_lanes) else _block_vectors(machine, p, wei_lanes)
@@ -281,13 +281,13 @@ def _tile_channels(registers: int, width: int, tiles: int) -> int:
 
 def _is_shared(problem: Conv2dProblem, lanes: int) -> bool:
     """Whether the groups of a vector have their weights in registers."""
-    ic, oc = problem.ic // problem.g, problem.oc // problem.g
+    ic, oc = problem.group_ic, problem.group_oc
     return problem.g > 1 and ic == oc and lanes % ic == 0
 
 
 def _block_vectors(machine: Machine, problem: Conv2dProblem, lanes: int) -> Pair:
     """(lanes, vectors) of a block of output channels: halves of vectors, if these cost nothing and fewer are idle."""
-    oc = problem.oc // problem.g
+    oc = problem.group_oc
     half, whole = lanes // 2, -(-oc // lanes)
     halves = 2 * whole - 1
     if problem.g > 1 and machine.isa.halves and oc <= halves * half and halves in _TILE_PIXELS[32]:

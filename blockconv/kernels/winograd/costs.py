@@ -60,11 +60,11 @@ def weight_seconds(form: Form, machine: Machine, problem: Conv2dProblem) -> floa
 
 def multiply_adds(machine: Machine, problem: Conv2dProblem, at: WinogradBlocking) -> float:
     """The cost of the products, in multiply-adds of vectors. Blocks of the destination's padding alone have none."""
-    p, positions, ocbs = problem, at.form.positions, -(-(problem.oc // problem.g) // at.width)
+    p, positions, ocbs = problem, at.form.positions, -(-problem.group_oc // at.width)
     tiles = at.tile_blocks * at.block_tiles
     if at.shared:
         spread = machine.spread_seconds("winograd", at.lanes, ITEMSIZE) / machine.fma_seconds(at.lanes, ITEMSIZE)
-        return positions * tiles * -(-p.ic // at.lanes) * (p.ic // p.g) * spread
+        return positions * tiles * -(-p.ic // at.lanes) * p.group_ic * spread
     # Fewer than eight accumulators wait for each other.
     held, vectors = at.tile_pixels * (at.tile_channels if at.images else at.vectors), at.block_vectors
     parts = at.width // at.tile_channels

@@ -67,7 +67,7 @@ def _why_not(m: int, request: Request) -> Reason | None:
         if at.length == 1 and at.col != 1:
             alike = f", or at least {LEAST_IMAGES} images of source and destination" if types.acc.is_float else ""
             return f"needs contiguous channels or pixels of a row{alike}, unlike {layout}"
-    ic, oc = p.ic // p.g, p.oc // p.g
+    ic, oc = p.group_ic, p.group_oc
     if p.g > 1 and (ic % UNIT or oc % UNIT):
         return f"needs groups of a multiple of {UNIT} channels"
     if ic * Form(m, p.sh).positions * max(1, images) * ITEMSIZE > MOST_SCRATCH:
@@ -114,7 +114,7 @@ _DIRECT_ERROR = 1.5e-7
 
 def _errors(m: int, problem) -> tuple[float, float]:
     """See `Row.error`."""
-    channels = math.sqrt(problem.ic // problem.g)
+    channels = math.sqrt(problem.group_ic)
     return _ERROR[m, problem.sh] * channels, _DIRECT_ERROR * channels
 
 
@@ -140,10 +140,10 @@ def _why_not_exact(m: int, request: Request) -> Reason | None:
     reason = _why_not(m, request)
     if reason:
         return reason
-    if p.g > 1 and (p.ic // p.g % (2 * lanes) or p.oc // p.g % lanes):
+    if p.g > 1 and (p.group_ic % (2 * lanes) or p.group_oc % lanes):
         return f"needs groups of a multiple of {2 * lanes} input and {lanes} output channels"
     most = (LIGHT - 1) // (TAPS * TAPS * 128)
-    if not request.types.wei.light and p.ic // p.g > most:
+    if not request.types.wei.light and p.group_ic > most:
         return f"needs at most {most} channels, or weights that keep all sums below {256 * LIGHT}"
     return None
 

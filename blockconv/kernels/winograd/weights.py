@@ -22,7 +22,7 @@ def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProb
     is_last: whether output channels are contiguous in these.
     """
     p, at = problem, _blocking(form, machine, problem)
-    ic, oc, each = p.ic // p.g, p.oc // p.g, TAPS * TAPS * ITEMSIZE
+    ic, oc, each = p.group_ic, p.group_oc, TAPS * TAPS * ITEMSIZE
     args = WinogradWeightsArgs(
         src=Buffer(0),
         dst=Buffer(1),
