@@ -1,9 +1,9 @@
-"""Records of ops: frozen dataclasses, and the error for a field."""
+"""Records, frozen dataclasses; those of ops, and the error for a field."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockconv.core.errors import ArgumentError
 
@@ -15,6 +15,15 @@ else:
         return lambda kind: kind
 
 
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def frozen(kind: type[_T]) -> type[_T]:
+    """Decorator of a record that is no op's: a frozen dataclass."""
+    return dataclass(frozen=True)(kind)
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Record:
     """The base of records of ops: a class that inherits from it is a frozen dataclass, without a decorator.
@@ -24,7 +33,7 @@ class Record:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        dataclass(frozen=True)(cls)
+        frozen(cls)
 
     def _error(self: Any, name: str, rule: str, remedy: str = "") -> ArgumentError:
         """The error for a field that breaks a rule of the op."""

@@ -17,12 +17,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NoReturn
 
 from blockconv.core import target
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.progress import Progress
+from blockconv.core.record import frozen
 from blockconv.jit import cache
 from blockconv.jit.compiler import SIMPLIFY, UNROLL, UNSWITCH, Code, Passes, generate, link
 from blockconv.jit.kernel_cache import warn_once
@@ -44,7 +45,7 @@ class Addressed:
         raise TypeError(f"{type(self).__name__} holds addresses of this process, and is neither copied nor pickled")
 
 
-@dataclass(frozen=True)
+@frozen
 class Kernel(Addressed):
     """A compiled kernel: its name and its address."""
 

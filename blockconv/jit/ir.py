@@ -12,6 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from blockconv.core.python import zipped
 from blockconv.core.target import is_arm64, is_x86
 from blockconv.jit.values import Emitted, floating
 
@@ -243,7 +244,7 @@ def join(builder, pieces: list[Any]):
     """One vector of the lanes of all `pieces` (a power of two of them) in order."""
     while len(pieces) > 1:
         lanes = list(range(2 * pieces[0].type.count))
-        pieces = [shuffle(builder, a, b, lanes) for a, b in zip(pieces[::2], pieces[1::2], strict=True)]
+        pieces = [shuffle(builder, a, b, lanes) for a, b in zipped(pieces[::2], pieces[1::2])]
     return pieces[0]
 
 
@@ -258,12 +259,12 @@ def transpose(builder, vectors: list[Any], rows: int, columns: int) -> list[Any]
         low = [k // 2 + lanes * (k % 2) for k in range(lanes)]
         high = [k + lanes // 2 for k in low]
         for _ in range(rows.bit_length() - 1):
-            pairs = list(zip(vectors[:half], vectors[half:], strict=True))
+            pairs = list(zipped(vectors[:half], vectors[half:]))
             vectors = [shuffle(builder, a, b, mask) for a, b in pairs for mask in (low, high)]
     else:
         even, odd = ([*range(first, 2 * lanes, 2)] for first in (0, 1))
         for _ in range(columns.bit_length() - 1):
-            pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
+            pairs = list(zipped(vectors[::2], vectors[1::2]))
             vectors = [shuffle(builder, a, b, mask) for mask in (even, odd) for a, b in pairs]
     return vectors
 

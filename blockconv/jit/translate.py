@@ -28,6 +28,7 @@ except ImportError as error:
         f"Numba {numba.__version__} is unknown to blockconv ({error}); use a newer blockconv or an older Numba"
     ) from error
 
+from blockconv.core.python import zipped
 from blockconv.jit.values import (
     BUILTINS,
     FLOAT,
@@ -181,7 +182,7 @@ class _Call:
         slots, before = self.slots[name], self.values[name]
         if [part.type for part in parts] != [kind for _, kind in slots] or (not parts and value is not before):
             raise TypeError(f"{name} has values of two types: {before} and {value}")
-        for (slot, _), part in zip(slots, parts, strict=True):
+        for (slot, _), part in zipped(slots, parts):
             self.b.store(part, slot)
 
     def variable(self, name: str):

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 
+from blockconv.core.python import zipped
+
 I1, I64, DOUBLE, FLOAT = ir.IntType(1), ir.IntType(64), ir.DoubleType(), ir.FloatType()
 
 
@@ -209,7 +211,7 @@ def _operators(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 for _name in ("add", "sub", "mul", "truediv", "lshift", "rshift", "and_", "or_", "xor"):
-    for _prefix, _operator in zip(("", "r"), _operators(_name), strict=True):
+    for _prefix, _operator in zipped(("", "r"), _operators(_name)):
         setattr(ir.Value, f"__{_prefix}{_name.rstrip('_')}__", _operator)
 for _name in ("lt", "le", "gt", "ge"):
     setattr(ir.Value, f"__{_name}__", _operators(_name)[0])

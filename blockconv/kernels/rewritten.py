@@ -12,10 +12,10 @@ would read all weights again.
 """
 
 import dataclasses
-import functools
 
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.python import bounded_cache
 
 _H, _W = 2, 3  # the dimensions of an activation
 
@@ -31,13 +31,13 @@ def runs_down(problem, layout: Layout) -> bool:
     return high if high != wide else has_h_inside_w(layout)
 
 
-@functools.lru_cache(maxsize=256)
+@bounded_cache
 def transposed_layout(layout: Layout) -> Layout:
     """The layout of the same bytes over (N, C, W, H)."""
     return _exchanged(layout, "c", "d")
 
 
-@functools.lru_cache(maxsize=256)
+@bounded_cache
 def transposed_taps(layout: Layout) -> Layout:
     """The layout of the same bytes of weights over (G, O, I, W, H)."""
     return _exchanged(layout, "d", "e")
@@ -47,7 +47,7 @@ def _exchanged(layout: Layout, a: str, b: str) -> Layout:
     return Layout(layout.tag.translate(str.maketrans(a + b + a.upper() + b.upper(), b + a + b.upper() + a.upper())))
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def transposed_problem(problem):
     """The problem of the transposed image: sizes, kernels, strides, padding and dilations along h are those along w."""
     given = {field.name for field in dataclasses.fields(problem) if field.init}
@@ -67,14 +67,14 @@ def has_images_of_one_pixel(problem, src: Layout, dst: Layout) -> bool:
     return problem.n > 1 and set(sizes) == {1} and unpadded and src.blocks[0] == dst.blocks[0] == 1
 
 
-@functools.lru_cache(maxsize=1024)
+@bounded_cache
 def columns_problem(problem):
     """The problem of one image, whose columns are the images. One pixel of each image of an anchor counts."""
     along = {f"{name}{x}": value for x in "hw" for name, value in (("k", 1), ("s", 1), ("d", 1), ("p", 0))}
     return dataclasses.replace(problem, n=1, ih=1, iw=problem.n, ph_r=0, pw_r=0, **along)
 
 
-@functools.lru_cache(maxsize=256)
+@bounded_cache
 def columns_layout(layout: Layout) -> Layout:
     """The layout of the same bytes over that image."""
     outer = layout.tag[: layout.ndim].translate(_EXCHANGED)

@@ -11,6 +11,7 @@ from blockconv.core.activation import ActivationKind
 from blockconv.core.checks import Pair
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import LARGEST_BLOCK, Layout
+from blockconv.core.record import frozen
 from blockconv.core.types import Array, Types
 from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
@@ -138,7 +139,7 @@ class Epilogue(NamedTuple):
         return 0 if bounded else self.activation
 
 
-@dataclass(frozen=True)
+@frozen
 class Primitive:
     """A kernel that is prepared for one problem, as oneDNN's primitive descriptors are: nothing is worked out again.
 

@@ -14,13 +14,15 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockconv.core import target
 from blockconv.core.errors import ArgumentError, failing
 from blockconv.core.files import DAMAGED, packaged
+from blockconv.core.python import zipped
+from blockconv.core.record import frozen
 from blockconv.machine import identity
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class TileTimes(NamedTuple):
     far: float = 0.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Rates:
     """The time of one multiply-accumulate, in the tiles that were measured with it."""
 
@@ -113,7 +115,7 @@ class Rates:
         return found
 
 
-@dataclass(frozen=True)
+@frozen
 class MachineProfile:
     """One model of processor, with the instruction set that kernels were held to.
 
@@ -295,7 +297,7 @@ def _median(found: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return {name: _median([each[name] for each in found]) for name in first}
     if isinstance(first, (list, tuple)):
-        return [_median(each) for each in zip(*found, strict=True)]
+        return [_median(each) for each in zipped(*found)]
     return sorted(found)[(len(found) - 1) // 2] if isinstance(first, (int, float)) else first
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv import jit
+from blockconv.core.record import frozen
 from blockconv.core.target import is_elsewhere
 from blockconv.jit.arguments import Arguments, address, group, in_bytes, kernel_address, word
 from blockconv.jit.ir import call_kernel, fetch_add, load_acquire, spin_pause, yield_processor
@@ -36,7 +37,7 @@ SPINS = 2000  # polls before a waiting worker yields its processor; about 50 µs
 Block = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@frozen
 class Buffer:
     """An argument that is an address, known only when the program runs: buffer number `index`, plus bytes."""
 

@@ -9,9 +9,9 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from blockconv.core.errors import failing
+from blockconv.core.record import frozen
 from blockconv.core.target import read_fact
 
 # GNU's, Intel's and LLVM's. All three have `GOMP_parallel`, which GCC's code calls for a parallel region.
@@ -20,7 +20,7 @@ _NAMES = ("libgomp", "libiomp5", "libomp")
 _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 
 
-@dataclass(frozen=True)
+@frozen
 class Runtime:
     """An OpenMP runtime: its file, and ``parallel(worker, data, threads, 0)``, which runs ``worker(data)`` on each."""
 

@@ -8,12 +8,12 @@ it is there: a lookup in `sys.modules`, until it is.
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from blockconv.core import target
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, UnsupportedError, to_install, warn
+from blockconv.core.record import frozen
 from blockconv.runtime import openmp, threading_layer
 
 POOLS = ("auto", "tbb", "openmp", "workqueue")
@@ -24,7 +24,7 @@ _WHY_LOST = "this process was forked from one with an OpenMP runtime, and has no
 _LAYER_OF = {name: layer for layer, name in _OF_NUMBA.items() if name in POOLS}
 
 
-@dataclass(frozen=True)
+@frozen
 class Pool:
     """A pool of threads, and how to run a worker on it.
 

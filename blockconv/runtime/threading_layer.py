@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -19,6 +18,7 @@ import llvmlite.binding as llvm
 from blockconv.core import target
 from blockconv.core.errors import UnsupportedError, ignoring, to_install, warn
 from blockconv.core.heavy_work import on_own_stack
+from blockconv.core.record import frozen
 
 LAYERS = ("tbb", "omp", "workqueue")
 
@@ -39,7 +39,7 @@ _PARALLEL_FOR = ctypes.CFUNCTYPE(
 _WORKER = ctypes.CFUNCTYPE(None, *(ctypes.c_void_p,) * 4)
 
 
-@dataclass(frozen=True)
+@frozen
 class ThreadingLayer:
     """Numba's running layer: its name, its entry point, whether calls may overlap, the most threads of a call, and the
     TBB that was loaded.

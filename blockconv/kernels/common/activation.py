@@ -1,6 +1,5 @@
 """Activations in kernels: how they are told which one, and its code, by `core.activation`'s definitions."""
 
-import functools
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core.activation import ACTIVATIONS, NUMBERS, Activation, ActivationKind
+from blockconv.core.python import bounded_cache
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, float64_bits, word
 from blockconv.jit.ir import I32, I64, const, emitted, pointer
@@ -27,7 +27,7 @@ def activation_arguments(act: Activation) -> ActivationArguments:
     return _arguments(act.number, *struct.unpack("2q", struct.pack("2d", act.first, act.second)))
 
 
-@functools.lru_cache(maxsize=1024)
+@bounded_cache
 def _arguments(number: int, first: int, second: int) -> ActivationArguments:
     return ActivationArguments(number=number, first=first, second=second)
 

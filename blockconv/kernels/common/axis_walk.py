@@ -15,6 +15,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from blockconv.core.python import zipped
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, in_bytes, in_elements, word
 from blockconv.jit.ir import const, counted, emitted
@@ -152,13 +153,13 @@ class AxisWalk:
         slots, totals = v.slots(count, begin), v.slots(count * partial, begin)
 
         def add(at: At) -> None:
-            for slot, value in zip(slots, values(at), strict=True):
+            for slot, value in zipped(slots, values(at)):
                 # Lanes that do not exist have no part in what is combined.
                 exists = value if self.across or at.mask is None else b.select(at.mask, value, begin)
                 b.store(combine(exists, b.load(slot)), slot)
 
         def after() -> None:
-            for total, slot in zip(totals, slots, strict=True):
+            for total, slot in zipped(totals, slots):
                 b.store(combine(b.load(total), b.load(slot)), total)
                 b.store(begin, slot)
 

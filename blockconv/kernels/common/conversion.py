@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from blockconv.core.python import zipped
 from blockconv.core.types import BITS, ElementType
 from blockconv.jit.arguments import Arguments, group
 from blockconv.jit.ir import const, counted, emitted
@@ -62,7 +63,7 @@ def read_and_written(builder, src: ElementType, dst: ElementType, lanes: int, ad
 
     address: of their `ConversionArguments`, which integers need.
     """
-    ends = zip((src, dst), quantizations_at(address), strict=True)
+    ends = zipped((src, dst), quantizations_at(address))
     v, out = (Floats(builder, type, lanes, words) for type, words in ends)
     return v, out
 

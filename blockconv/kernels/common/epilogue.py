@@ -16,6 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core.activation import ActivationKind
+from blockconv.core.python import zipped
 from blockconv.jit.ir import I32, const, constants, counted, join, load_i64, shuffle, transpose
 from blockconv.jit.values import alloca_once, truth
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
@@ -108,7 +109,7 @@ class TileEpilogue:
             values = self.v.loaded(slots)
             if is_summed:
                 added = self.load_vectors(self.residual_row(row), row, first, len(slots))
-                values = [self.with_residual(x, value) for x, value in zip(values, added, strict=True)]
+                values = [self.with_residual(x, value) for x, value in zipped(values, added)]
             if self.act == ActivationKind.CLIP:
                 values = self.clipped(values)
             self.store_vectors(self.converted(values), base, row, first // self.parts)
@@ -147,7 +148,7 @@ class TileEpilogue:
         """Clip the vectors, if `Output.clips` says so."""
         clips = self.out.clips
         with self.where(None if clips is None else truth(self.b, clips)):
-            for slot, value in zip(slots, self.clipped(self.v.loaded(slots)), strict=True):
+            for slot, value in zipped(slots, self.clipped(self.v.loaded(slots))):
                 self.b.store(value, slot)
 
     def clipped(self, values: list[Any]) -> list[Any]:
@@ -233,7 +234,7 @@ class TileEpilogue:
             for row in range(self.tile.rows):
                 slots = accs[row * count : (row + 1) * count]
                 values = self.load_vectors(self.residual_row(row), row, 0, count)
-                for slot, value in zip(slots, values, strict=True):
+                for slot, value in zipped(slots, values):
                     self.b.store(self.with_residual(self.b.load(slot), value), slot)
 
     def residual_row(self, row: int):
@@ -272,7 +273,7 @@ class TileEpilogue:
                     limit = self.out.written - v * tile.lanes
                     offset = self.b.select(limit > 0, offset, const(0))
                 at = at + offset
-                for p, value in zip(pixels, act(chosen, at, limit), strict=True):
+                for p, value in zipped(pixels, act(chosen, at, limit)):
                     out[p * tile.vectors + v] = value
         return out
 
@@ -299,16 +300,16 @@ class TileEpilogue:
         b, v, lanes = self.b, self.stored, self.tile.lanes
         padded = pixels + [v.kind(ir.Undefined)] * (lanes - len(pixels))
         slots = [alloca_once(b, v.kind) for _ in range(lanes)]
-        for slot, plane in zip(slots, transpose(b, padded, lanes, lanes), strict=True):
+        for slot, plane in zipped(slots, transpose(b, padded, lanes, lanes)):
             b.store(plane, slot)
         if self.finishes_planes:
             with b.if_then(truth(b, self.out.residual), likely=False):
                 residual = self.planes(base + self.out.residual, limit)
-                for slot, (at, in_bounds) in zip(slots, residual, strict=True):
+                for slot, (at, in_bounds) in zipped(slots, residual):
                     b.store(b.load(slot) + v.load(at, self.plane_mask(len(pixels), in_bounds)), slot)
             if self.act == ActivationKind.CLIP:
                 self.clip(slots)
-        for slot, (at, in_bounds) in zip(slots, self.planes(base, limit), strict=True):
+        for slot, (at, in_bounds) in zipped(slots, self.planes(base, limit)):
             if v.bytes == MASKED_STORES:
                 v.store(b.load(slot), at, self.plane_mask(len(pixels), in_bounds))
             else:

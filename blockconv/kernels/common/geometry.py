@@ -1,9 +1,9 @@
 """The memory order of an activation, as the strides that kernels take."""
 
-import functools
 from typing import NamedTuple
 
 from blockconv.core.layout import Layout
+from blockconv.core.python import bounded_cache
 from blockconv.jit.arguments import Arguments, in_bytes, in_channels, in_pixels, word
 
 ITEMSIZE = {"float32": 4, "float64": 8}
@@ -105,7 +105,7 @@ def window_axis(problem, x: str) -> WindowAxis:
     return WindowAxis(*(int(getattr(problem, name)) for name in names))
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
     """The geometry of a tensor of this shape, in a layout with at most one block of channels.
 

@@ -7,18 +7,19 @@ In a reorder the blocks of both layouts cut a dimension into digits (C = 4·c1 +
 (Springer et al., ARRAY'17) and oneDNN's reorders do the same.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from blockconv.core.layout import Axis, Layout
+from blockconv.core.python import bounded_cache
+from blockconv.core.record import frozen
 
 _L = TypeVar("_L", bound="Loop")
 
 
-@dataclass(frozen=True)
+@frozen
 class Loop:
     """`size` steps: each adds `strides[k]` to the offset in operand k, and `step` to the logical index of `dim`.
 
@@ -57,7 +58,7 @@ def fused(loops: Iterable[_L], alone: Callable[[_L], bool] = lambda loop: False)
     return done
 
 
-@dataclass(frozen=True)
+@frozen
 class Nest:
     """Loops in the destination's order, outermost first; strides in elements.
 
@@ -74,7 +75,7 @@ class Nest:
         return loop.dim in self.limits
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def nest(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Nest | None:
     """The loop nest of a reorder; None where the layouts' blocks do not nest (sizes 4 and 6, say)."""
     loops: list[Loop] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from blockconv.core.python import zipped
 from blockconv.core.types import ElementType, Types
 from blockconv.jit.ir import const, counted, emitted, join, shuffle, store_bits, transpose
 from blockconv.kernels.common.floats import Floats
@@ -314,7 +315,7 @@ def emit_transposed(
     loaded(whole): the vectors of a matrix of so many rows and columns. store(k, vector, whole): stores the transpose's.
     """
     with b.if_else(is_whole) as branches:
-        for whole, branch in zip((True, False), branches, strict=True):
+        for whole, branch in zipped((True, False), branches):
             with branch:
                 for k, value in enumerate(transpose(b, loaded(whole), rows, columns)):
                     store(k, value, whole)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from blockconv.core.layout import Layout
+from blockconv.core.record import frozen
 from blockconv.core.types import Types
 from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.machine.machine import Machine, host
@@ -15,7 +16,7 @@ from blockconv.machine.machine import Machine, host
 Reason = str  # a sentence: why a kernel does not take a request
 
 
-@dataclass(frozen=True)
+@frozen
 class Request:
     """A problem, the layouts and types of its arrays, and the machine and threads that it is to run on.
 

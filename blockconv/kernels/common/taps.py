@@ -5,10 +5,11 @@ axis, "h" or "w", of a problem or of a `Space`, which name sizes alike.
 """
 
 import dataclasses
-import functools
 import itertools
 import operator
 from typing import NamedTuple
+
+from blockconv.core.python import bounded_cache, zipped
 
 TapRange = tuple[int, int]  # the first tap, and past the last
 # The least part of the taps that is profitable to leave out. Tiles that leave out taps have longer loops, which costs 3
@@ -74,14 +75,14 @@ def kept_along(at, x: str, extent: int) -> tuple[tuple[TapRange, ...], float]:
     return _kept_along(_axis(at, x), extent)
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@bounded_cache
 def _kept_along(axis: _Axis, extent: int) -> tuple[tuple[TapRange, ...], float]:
     runs = _tap_runs(axis, extent)
     total = sum((high - low) * count for (low, high), count in runs)
     return tuple(sorted({taps for taps, _ in runs})), total / sum(count for _, count in runs)
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def reached_taps(problem) -> tuple[TapRange, TapRange]:
     """The rows and the columns of taps that some output finds inside the image: at least one of each.
 
@@ -99,11 +100,11 @@ def reached_taps(problem) -> tuple[TapRange, TapRange]:
     return found[0], found[1]
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def reached_problem(problem):
     """The same convolution with `reached_taps` alone: less padding, and the same destination."""
     changed: dict[str, int] = {}
-    for x, (low, high) in zip("hw", reached_taps(problem), strict=True):
+    for x, (low, high) in zipped("hw", reached_taps(problem)):
         size, out, stride, begin, dilation = (getattr(problem, name + x) for name in "iospd")
         begin, dilation = begin - low * dilation, dilation if high - low > 1 else 1
         end = (out - 1) * stride + (high - low - 1) * dilation + 1 - size - begin

@@ -1,7 +1,8 @@
 """How tasks are made of work: how many share output channels, and how many a worker takes at a time."""
 
-import functools
 from typing import NamedTuple
+
+from blockconv.core.python import bounded_cache
 
 TASK_BYTES = 16 * 1024  # work that is taken at a time, where there is plenty: half of a first-level cache
 
@@ -21,7 +22,7 @@ def tasks_wanted(threads: int) -> int:
 SPLITTING = 0.25
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def splits_of(sources: int, ocbs: int, threads: int, least: int, source: float = SPLITTING) -> int:
     """Tasks, `least` or more, that share the `ocbs` blocks of output channels of each of so many sources.
 

@@ -9,6 +9,7 @@ between loads and stores: those of a tile where they are narrower, so that fewer
 
 from typing import Any, NamedTuple
 
+from blockconv.core.python import zipped
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted, join, load_i64, pointer, shuffle, store_vector, transpose, vector
 from blockconv.kernels.common.conversion import Moved, read_and_written
@@ -93,7 +94,7 @@ def transpose_tile(builder, shape: TransposeShape, t: TileAddresses) -> None:
         vectors = [join(builder, rows[k : k + lanes // b]) for k in range(0, a, lanes // b)]
     vectors = transpose(builder, vectors, a, b)
     if flags & DENSE_DST:
-        for k, value in zip(dense, vectors, strict=True):
+        for k, value in zipped(dense, vectors):
             store(value, t.dst + k * moved.dst_bytes, None)
         return
     unwritten = t.lines + 2 * LINE

@@ -16,6 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core.layout import Layout
+from blockconv.core.python import zipped
 from blockconv.core.target import Isa
 from blockconv.jit.ir import I32, call_llvm, join, shuffle, vector
 
@@ -44,7 +45,7 @@ def interleaved(builder, rows: Sequence[Any], itemsize: int) -> list[Any]:
     pairs = [unpacked(builder, rows[0], rows[1], 1)]
     pairs.append(unpacked(builder, rows[2], rows[3], 1) if itemsize == 1 else [zero, zero])
     found = []
-    for half, other in zip(*pairs, strict=True):
+    for half, other in zipped(*pairs):
         found += unpacked(builder, half, other, 3 - itemsize)
     wide = vector(4, rows[0].type.count // PARTS)
     return [builder.bitcast(part, wide) for part in found]
@@ -109,7 +110,7 @@ def packed(builder, parts: Sequence[Any], offset):
     one = builder.insert_element(words(ir.Undefined), offset, I32(0))
     splat = shuffle(builder, one, one, [0] * words.count)
     halves = []
-    for low, high in zip(parts[::2], parts[1::2], strict=True):
+    for low, high in zipped(parts[::2], parts[1::2]):
         half = call_llvm(builder, to_words, words, [low, high])
         halves.append(call_llvm(builder, f"llvm.sadd.sat.v{words.count}i16", words, [half, splat]))
     return call_llvm(builder, to_bytes, bytes_, halves)

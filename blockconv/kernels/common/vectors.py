@@ -11,6 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core import target
+from blockconv.core.python import zipped
 from blockconv.core.types import SIGNED, ElementType, Types
 from blockconv.jit.ir import I32, call_llvm, const, constants, counted, emitted, join, pointer, shuffle, splat, vector
 from blockconv.jit.values import alloca_once, truth
@@ -289,7 +290,7 @@ class Vectors:
         """Accumulators combined (added), two by two."""
         values = self.loaded(slots)
         while len(values) > 1:
-            values = [combine(x, y) for x, y in zip(values[::2], values[1::2], strict=True)]
+            values = [combine(x, y) for x, y in zipped(values[::2], values[1::2])]
         return values[0]
 
     # ------------------------------------------------------------ arithmetic
@@ -332,7 +333,7 @@ class Vectors:
     def sum_of_multiples(self, factors: Sequence[float], values: Sequence[Any]):
         """The sum of each factor times its value; terms that need no multiplication come first."""
         acc = None
-        for factor, x in sorted(zip(factors, values, strict=True), key=lambda pair: pair[0] != 1):
+        for factor, x in sorted(zipped(factors, values), key=lambda pair: pair[0] != 1):
             acc = self.add_multiple(acc, factor, x)
         return acc
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from blockconv.core.layout import Layout
+from blockconv.core.python import zipped
+from blockconv.core.record import frozen
 from blockconv.jit.arguments import Arguments, address, group, in_bytes, in_channels, in_elements, table, word
 from blockconv.jit.ir import copy_memory, store_bits
 from blockconv.kernels.common.loop_nest import Loop, fused
@@ -149,7 +151,7 @@ def write_mask(mask, total, block, valid, itemsize):
     repeat(mask, block * itemsize, total)
 
 
-@dataclass(frozen=True)
+@frozen
 class Walk:
     """The extents of a storage. Strides are in elements, the destination's first.
 
@@ -189,12 +191,10 @@ class Walk:
         valid, block = (*shape, 1, 1)[1], layout.blocks[1] if ragged else 1
         period, whole, size = math.lcm(lanes, block), math.lcm(inner, lanes, block), inner * rows.size
         fits = lanes % inner == 0 or whole <= min(LONGEST * lanes, size)
-        pairs = [*zip(elements.strides, rows.strides, strict=True)]
+        pairs = [*zipped(elements.strides, rows.strides)]
         one = all(there == here * inner or (here and not there) for here, there in pairs) and rows.size > 1
         if one and fits and not (ragged and _channels(rows)):
-            repeats = [
-                inner if here and not there else one for (here, there), one in zip(pairs[1:], repeats, strict=True)
-            ]
+            repeats = [inner if here and not there else one for (here, there), one in zipped(pairs[1:], repeats)]
             kept, period = tuple(0 if here and not there else here for here, there in pairs), whole
             elements, rows = Loop(size, kept), loops.pop() if loops else once
         period *= -(-AT_ONCE * lanes // period)
@@ -221,7 +221,7 @@ class Walk:
         size = max(1, nbytes // (itemsize * unit)) * unit
         rows = max(1, min(self.rows.size, nbytes // (extent * itemsize)))
         size_tasks, row_tasks = -(-extent // size), -(-self.rows.size // rows)
-        each = zip(buffers, self.elements.strides, sizes, (0, *self.repeats), strict=True)
+        each = zipped(buffers, self.elements.strides, sizes, (0, *self.repeats))
         places = [Place(at=Buffer(n), step=step * size, inner=k) for n, step, size, k in each]
         words = {
             "arrays": places + places[-1:] * (MOST_ARRAYS - len(places)),
@@ -238,7 +238,7 @@ class Walk:
         return words, tasks, chunk_of(tasks, min(extent, size) * rows * itemsize, threads, nbytes)
 
     def _words(self, loop: Loop, sizes: Sequence[int]) -> WalkLoop:
-        strides = [Stride(step=stride * size) for stride, size in zip(loop.strides, sizes, strict=True)]
+        strides = [Stride(step=stride * size) for stride, size in zipped(loop.strides, sizes)]
         strides += [Stride(step=0)] * (MOST_ARRAYS - len(strides))
         return WalkLoop(size=loop.size, channels=_channels(loop) if self.block > 1 else 0, strides=strides)
 
@@ -248,7 +248,7 @@ def _loops(layout: Layout, shape: Shape, operands: Sequence[Shape | None]) -> It
     others = [None if one is None else layout.axes(one) for one in operands]
     for k, axis in enumerate(layout.axes(shape)):
         strides = [axis.stride]
-        for one, other in zip(operands, others, strict=True):
+        for one, other in zipped(operands, others):
             if one is None or other is None:
                 strides.append(axis.step if axis.dim == 1 else 0)
             else:

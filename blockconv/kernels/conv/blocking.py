@@ -1,6 +1,5 @@
 """The blocking of direct convolution: the tile, the pixels of a task, how tasks share output channels."""
 
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.python import bounded_cache
 from blockconv.core.types import Types
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, packed_as_one, tiles_of
@@ -144,7 +144,7 @@ def weight_layout(blocking: ConvBlocking) -> Layout:
     return Layout(f"a{'B' if width else 'b'}{'C' if blocking.step > 1 else 'c'}de{blocks}")
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     """The blocking of a problem on a machine. Tile and block sizes do not depend on the threads.
 
@@ -404,7 +404,7 @@ def tile_of_least_time(
     return _least_tile(m, p, at, request.types.has_finite_weights, tiles, lanes, dot, like)
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def _least_tile(
     machine: Machine, p, at: Space, finite: bool, tiles: tuple[Any, ...], lanes: int, dot: Dot, like: TileShape | None
 ) -> TileShape:
@@ -430,7 +430,7 @@ def _least_tile(
     return TileShape(*best[4])
 
 
-@functools.lru_cache(maxsize=1024)
+@bounded_cache
 def _tiles(at: Space, finite: bool, most: int, like: int | None) -> tuple[tuple[int, int, float, int], ...]:
     """(rows, pixels, taps on average, how many) of the tiles of `tile_sizes`, which layers of one size share.
 

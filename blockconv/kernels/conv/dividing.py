@@ -3,9 +3,8 @@
 And panels of planes: whether each tile's pixels are packed channel by channel, and what that takes and saves.
 """
 
-import functools
-
 from blockconv.core.checks import Pair
+from blockconv.core.python import bounded_cache
 from blockconv.core.target import Isa
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.tasks import splits_of, tasks_wanted
@@ -31,7 +30,7 @@ def splits_of_tasks(tasks: int, ocbs: int, threads: int, packing: float = 0.0) -
     return splits_of(tasks, ocbs, threads, min(ocbs, -(-tasks_wanted(threads) // tasks)))
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def pixels_of_task(at: Space, groups: int, rows: int, pixels: int, pixel_bytes: int, threads: int, room: int) -> Pair:
     """(rows, columns) of a task: as large as its window may be (`room` bytes), as small as makes tasks enough."""
 

@@ -5,11 +5,11 @@ whole groups as a vector holds are one group of the tiles: ResNeXt's 4 channels 
 that are contiguous in fours. An element of the source is then as many channels as a multiply-accumulate takes.
 """
 
-import functools
 import math
 
 from blockconv.core.checks import Pair
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.python import bounded_cache
 from blockconv.kernels.common.dot import WIDENED, Dot, dot_for, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.interleaved import Shared
@@ -49,7 +49,7 @@ def _dot(request: Request) -> Dot:
     return dot
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem on a machine. Tile sizes do not depend on the threads."""
     p, types, m = request.problem, request.types, request.machine

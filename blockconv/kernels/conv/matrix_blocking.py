@@ -5,11 +5,11 @@ The fewest possible steps share the channels evenly. Few channels leave most of 
 then: the pixels of a window's row touch, and so do their channels.
 """
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.python import bounded_cache
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import Dot, matrix_dot_for, name_of, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
@@ -72,7 +72,7 @@ def why_not(request: Request) -> Reason | None:
     return None
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     """The blocking of a problem. Tile and block sizes do not depend on the threads.
 

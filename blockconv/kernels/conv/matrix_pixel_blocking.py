@@ -3,10 +3,10 @@
 For planes, whose neighbouring pixels are packed as neighbours, all of a task's at once: each plane's in one go.
 """
 
-import functools
 from dataclasses import replace
 
 from blockconv.core.checks import Pair
+from blockconv.core.python import bounded_cache
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import Dot, matrix_dot_for, packed_as_one
 from blockconv.kernels.common.request import Reason, Request
@@ -29,7 +29,7 @@ def why_not(request: Request) -> Reason | None:
     return None
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem. A tile has all columns of its task; blocks that are reduced together have one size."""
     p, types = request.problem, request.types

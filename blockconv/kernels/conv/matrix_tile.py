@@ -17,6 +17,7 @@ from llvmlite import ir
 
 from blockconv import jit
 from blockconv.core.checks import Pair
+from blockconv.core.python import zipped
 from blockconv.jit.ir import I8, I64, call_llvm, const, counted, emit_prefetch, emitted, pointer
 from blockconv.kernels.common.dot import MATRIX_DOTS, Dot
 from blockconv.kernels.common.epilogue import finish
@@ -101,7 +102,7 @@ def _configuration(sizes: tuple[int, ...]) -> list[int]:
     """The words that say how large the registers are: palette 1, bytes of lines from byte 16 on, lines from 48 on."""
     said = bytearray(64)
     said[0] = 1
-    for register, lines, line in zip(*(sizes[k::3] for k in range(3)), strict=True):
+    for register, lines, line in zipped(*(sizes[k::3] for k in range(3))):
         said[16 + 2 * register] = line
         said[48 + register] = lines
     return [int.from_bytes(said[k : k + 8], "little", signed=True) for k in range(0, 64, 8)]

@@ -9,12 +9,12 @@ Few output channels leave most lanes of a vector of channels idle, in every layo
 layouts without planes too: packing transposes windows, and tiles are scattered.
 """
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from blockconv.core.checks import Pair
+from blockconv.core.python import bounded_cache
 from blockconv.core.target import Isa
 from blockconv.kernels.common.dot import tiles_of_registers
 from blockconv.kernels.common.geometry import Geometry
@@ -81,7 +81,7 @@ def _lanes(machine: Machine, itemsize: int) -> list[int]:
     return [lanes, lanes // 2] if machine.isa.halves else [lanes]
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem on a machine. Tile sizes do not depend on the threads."""
     p, m, threads, itemsize = request.problem, request.machine, request.threads, request.types.src.itemsize

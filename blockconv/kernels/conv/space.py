@@ -1,14 +1,14 @@
 """A problem's pixels as the axes that tiles run along; regions of them with the same taps inside read no padding."""
 
-import functools
 import itertools
 import operator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.python import bounded_cache
+from blockconv.core.record import frozen
 from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.taps import Kept, TapRange, tap_ranges
@@ -65,7 +65,7 @@ def space(request: Request, strided: bool = False) -> Space:
     return _space(request.problem, request.src, request.dst, strided)
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def _space(problem: Conv2dProblem, src: Layout, dst: Layout, strided: bool) -> Space:
     p = problem
     s, d = geometry(src, p.src_shape, 1), geometry(dst, p.dst_shape, 1)
@@ -108,7 +108,7 @@ def has_one_tap(problem: Conv2dProblem) -> bool:
     return (p.kh, p.kw, p.ph, p.pw) == (1, 1, 0, 0) and max(p.ph_r, p.pw_r) <= 0
 
 
-@dataclass(frozen=True)
+@frozen
 class TapsRegion:
     """Rows and columns of the destination, each as (first, count), and the rows and columns of taps that they have."""
 
@@ -148,7 +148,7 @@ class TapsRegion:
         return Kept((self.kept[0],), (self.kept[1],), self.taps)
 
 
-@functools.lru_cache(maxsize=1024)
+@bounded_cache
 def regions(problem: Conv2dProblem) -> tuple[TapsRegion, ...]:
     """The regions of a problem, row by row."""
     rows, cols = ([(k, next(run)[0], 1 + sum(1 for _ in run)) for k, run in _runs(problem, x)] for x in "hw")

@@ -1,10 +1,10 @@
 """How the gradient of a convolution's weights is cut: the tile, the channels of a task, chunks of pixels, splits."""
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from blockconv.core.checks import Pair
+from blockconv.core.python import bounded_cache
+from blockconv.core.record import frozen
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, tiles_of
 from blockconv.kernels.common.request import Reason, Request, are_far
 
@@ -17,7 +17,7 @@ PANEL = 64 << 10  # bytes of a packed panel, likewise
 MOST_WINDOW = 1 << 26  # bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class WeightsBlocking:
     """A tile: `lines` sums by `vectors` vectors of `lanes` output channels; and how a problem is made of them.
 
@@ -116,7 +116,7 @@ class WeightsBlocking:
         return images, rows, cols
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def weights_blocking(request: Request) -> WeightsBlocking | Reason:
     """The blocking of a problem on a machine, or why there is none. Nothing of it depends on the threads."""
     p, types, m = request.problem, request.types, request.machine

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from blockconv import jit
+from blockconv.core.python import zipped
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import (
     Arguments,
@@ -411,7 +412,7 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
             sums = held.in_slots(held.load(w.sums + offset) for offset in offsets)
             with counted(builder, w.splits - 1) as number:
                 split = w.sums + (number + 1) * w.split
-                for slot, offset in zip(sums, offsets, strict=True):
+                for slot, offset in zipped(sums, offsets):
                     builder.store(builder.load(slot) + held.load(split + offset), slot)
             return held.loaded(sums)
 

@@ -19,6 +19,7 @@ import functools
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
+from blockconv.core.python import zipped
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, FLOATS, NUMBERS, ElementType, element
 from blockconv.jit.records import fill
@@ -109,9 +110,7 @@ class Elementwise:
         """The arrays at the speed of memory; or the time of the code, if it is longer."""
         m, layout, types = self.request.machine, self.request.dst, self.request.types
         elements = layout.size(self.shape)
-        read = (
-            layout.size(one) * t.itemsize for one, t in zip(self.shapes, self.operands, strict=True) if one is not None
-        )
+        read = (layout.size(one) * t.itemsize for one, t in zipped(self.shapes, self.operands) if one is not None)
         cycles = 0.0
         if self.op == "lookup":
             # Two permutations and a choice, three instructions for each of 16 shuffles, or three for each byte.

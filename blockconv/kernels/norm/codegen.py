@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from blockconv.core.python import zipped
 from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import call_llvm, const, counted, emitted, opaque, pointer, shuffle
 from blockconv.kernels.common.axis_walk import ALONG, At, AxisRun, AxisWalk
@@ -147,7 +148,7 @@ def span_sums(
             elif what == "products":
                 grad = channels.gradient(x, at, mask)
                 values = [grad, grad * apart]
-            for slots, value in zip(sums, values, strict=True):
+            for slots, value in zipped(sums, values):
                 exists = value if mask is None else b.select(mask, value, v.zero)
                 b.store(b.load(slots[k]) + exists, slots[k])
 
@@ -216,7 +217,7 @@ def each_column(v: Floats, s, period: int, width, body: Callable[[Any, Any], tup
         def pixels(first, count: int, stride) -> None:
             at = first * s.stride
             for k in range(count):
-                for offset, (step, _) in zip(offsets, bodies, strict=True):
+                for offset, (step, _) in zipped(offsets, bodies):
                     step(offset + at, mask, k)
                 at = at + stride
 

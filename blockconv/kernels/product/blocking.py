@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +11,8 @@ import numpy.typing as npt
 
 from blockconv.core.checks import Shape
 from blockconv.core.product_problem import Order, ordered
+from blockconv.core.python import bounded_cache, zipped
+from blockconv.core.record import frozen
 from blockconv.core.types import Array, ElementType
 from blockconv.kernels.common.dot import MULTIPLY_ADD, tiles_of
 from blockconv.kernels.common.request import Request, are_far, shared_sizes
@@ -39,9 +39,9 @@ class Matrices(NamedTuple):
         steps = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         *outer, row, column = ordered(tuple(steps), order)
         sizes = ordered(tuple(shape), order)[:-2]
-        given = [(1, 0)] * (len(batch) - len(sizes)) + list(zip(sizes, outer, strict=True))
+        given = [(1, 0)] * (len(batch) - len(sizes)) + list(zipped(sizes, outer))
         total: Offsets = np.zeros((), np.int64)
-        for count, (size, step) in zip(batch, given, strict=True):
+        for count, (size, step) in zipped(batch, given):
             total = total[..., None] + (np.arange(count) * step if size > 1 else np.zeros(count, np.int64))
         return Matrices(total.reshape(-1), row, column)
 
@@ -61,7 +61,7 @@ class Matrices(NamedTuple):
         return bool((self.offsets == np.arange(len(self.offsets)) * rows * self.row).all())
 
 
-@dataclass(frozen=True)
+@frozen
 class Product:
     """A product of (rows, depth) by (depth, columns), in tiles of `pixels` rows by `vectors` vectors of columns.
 
@@ -119,7 +119,7 @@ def few_rows_seconds(machine: Machine, x: Product) -> float:
     return 1.25 * vectors * machine.fma_seconds(x.lanes, x.element.itemsize)
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def product(m: Machine, sizes: Shape, element: ElementType, like: Product | None = None, pixels: int = 0) -> Product:
     """The tile of least predicted time.
 

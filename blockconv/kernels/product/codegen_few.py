@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from blockconv.core import target
+from blockconv.core.python import zipped
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, counted, emitted, pointer
 from blockconv.kernels.common.floats import Floats
@@ -82,7 +83,7 @@ def _along_columns(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
             loaded = [f.load(stream + offset, mask) for stream in streams]
             for row in range(rows):
                 total = v.load(sums_at(offset, row))
-                for factor, value in zip(factors[row], loaded, strict=True):
+                for factor, value in zipped(factors[row], loaded):
                     total = v.multiply_add(factor, value, total)
                 v.store(total, sums_at(offset, row))
 

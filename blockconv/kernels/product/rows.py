@@ -20,6 +20,7 @@ import numpy as np
 from blockconv.core.checks import Shape
 from blockconv.core.layout import row_major
 from blockconv.core.product_problem import AttentionProblem
+from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, ElementType, element
 from blockconv.jit.records import fill
 from blockconv.kernels.common.interleaved import DENSE
@@ -201,9 +202,7 @@ class _Cut:
         """Bytes of all panels of each right operand."""
         if self.is_few:
             return (0,) * len(self.right)
-        return tuple(
-            len(at.offsets) * x.panels * x.panel_bytes for at, x in zip(self.right, self.products, strict=True)
-        )
+        return tuple(len(at.offsets) * x.panels * x.panel_bytes for at, x in zipped(self.right, self.products))
 
     def seconds(self) -> float:
         """Predicted: panels are packed, products computed, and powers between them."""
@@ -259,7 +258,7 @@ class _Cut:
         ]
         zeros = max(each.width for each in self.products) * x.element.itemsize
         sizes = [each.panels * each.panel_bytes for each in self.products]
-        matrices = self._matrices([numbers * size for numbers, size in zip(self.numbers, sizes, strict=True)])
+        matrices = self._matrices([numbers * size for numbers, size in zipped(self.numbers, sizes)])
         table, at = zeros_and(*steps, matrices, zeros=zeros), 8 * -(-zeros // 8)
         stored = kind, self.dst.row, x.lanes * kind.itemsize, last.width * kind.itemsize
         read = vector if attends else src_pixel
@@ -289,7 +288,7 @@ class _Cut:
         return [
             *(
                 panels_op(request, each, own, Buffer(1 + k), panels[k])
-                for k, (each, own) in enumerate(zip(self.products, self.right, strict=True))
+                for k, (each, own) in enumerate(zipped(self.products, self.right))
             ),
             Launch(kernel, args, count * tasks * splits, scratch=scratch, table=table),
         ]
@@ -303,7 +302,7 @@ class _Cut:
         count, vectors = len(self.dst.offsets), -(-last.columns // x.lanes)
         turned = [at.column != kind.itemsize for at in (self.a, self.right[-1], self.right[0])]
         wei_row, keys_row = (
-            at.column if flag else at.row for at, flag in zip((self.right[-1], self.right[0]), turned[1:], strict=True)
+            at.column if flag else at.row for at, flag in zipped((self.right[-1], self.right[0]), turned[1:])
         )
         splits = max(-(-threads // count), -(-last.rows * last.columns * last.element.itemsize // FEW_BYTES))
         width = x.lanes * -(-vectors // (1 if self.how.attends else splits))
@@ -329,7 +328,7 @@ class _Cut:
             itemsize=kind.itemsize,
             sums_at=sums_at,
         )
-        of = [at.offsets[numbers] for at, numbers in zip(self.right, self.numbers, strict=True)]
+        of = [at.offsets[numbers] for at, numbers in zipped(self.right, self.numbers)]
         bits = sum(1 << k for k, flag in enumerate(turned[: 1 + len(self.right)]) if flag)
         kernel = kernels.multiply_few(kind, x.lanes, x.rows, bits, self.how)
         scratch = sums_at + block * -(-width // x.lanes)

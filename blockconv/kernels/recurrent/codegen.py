@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from blockconv.core import target
 from blockconv.core.activation import ACTIVATIONS
 from blockconv.core.eltwise_problem import COLUMNS
+from blockconv.core.python import zipped
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, counted, emitted
 from blockconv.jit.values import alloca_once
@@ -50,8 +51,8 @@ def add_products(kind: ElementType, lanes: int, images: int):
         slots = [[alloca_once(builder, v.kind) for _ in range(count)] for _ in range(images)]
 
         def each(offsets: list[Any], to) -> Iterator[tuple[Any, Any]]:
-            for start, row in zip(starts, slots, strict=True):
-                for slot, offset in zip(row, offsets, strict=True):
+            for start, row in zipped(starts, slots):
+                for slot, offset in zipped(row, offsets):
                     yield slot, to + start + offset
 
         def add_part(offsets: list[Any], to, first) -> None:
@@ -63,7 +64,7 @@ def add_products(kind: ElementType, lanes: int, images: int):
                 at = first + row * line
                 for k, offset in enumerate(offsets):
                     loaded = v.load(at + offset)
-                    for value, of_image in zip(values, slots, strict=True):
+                    for value, of_image in zipped(values, slots):
                         builder.store(v.multiply_add(value, loaded, builder.load(of_image[k])), of_image[k])
             for slot, address in each(offsets, to):
                 v.store(builder.load(slot), address)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from blockconv.core.eltwise_problem import ReduceMeanProblem
 from blockconv.core.layout import Layout
+from blockconv.core.python import zipped
 from blockconv.core.types import NUMBERS
 from blockconv.jit.records import fill
 from blockconv.kernels.common.request import Reason, Request, same_layout_why_not
@@ -56,7 +57,7 @@ class Axes(NamedTuple):
         p = problem
         axes, merged = (axis for axis in layout.axes(p.shape) if axis.size > 1), []
         for reduced, same in itertools.groupby(axes, lambda axis: axis.dim in p.axes):
-            sizes, strides = zip(*((axis.size, axis.stride) for axis in same), strict=True)
+            sizes, strides = zipped(*((axis.size, axis.stride) for axis in same))
             merged.append((reduced, MeanLoop(size=math.prod(sizes), stride=strides[-1] * itemsize)))
         inner = 1 if not merged or merged[-1][0] else merged.pop()[1].size
         period, needed = (inner if lanes % inner == 0 else 0), -(-inner // lanes)

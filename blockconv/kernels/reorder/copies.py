@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,8 @@ import numpy.typing as npt
 
 from blockconv.core.checks import Shape
 from blockconv.core.layout import Axis, Layout
+from blockconv.core.python import bounded_cache, zipped
+from blockconv.core.record import frozen
 from blockconv.kernels.common.loop_nest import Loop
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.common.tile import LINE
@@ -110,7 +112,7 @@ def _pieces(spans: Sequence[CopySpan], at: int, s: _Along, d: _Along) -> Iterato
             done, at = done + some, at + some
 
 
-@dataclass(frozen=True)
+@frozen
 class ColumnLoop(Loop):
     """A loop over elements of the destination; `count` of them from `begin` on are copied, the others are filled.
 
@@ -165,11 +167,11 @@ class CopyLoops(NamedTuple):
         return float(each.sum()) * self.cols.size * len(self.rows)
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def loops_of(copied: Copied, src: Layout, dst: Layout) -> CopyLoops | None:
     """The loops of a copy; None where nothing is written."""
     pieces, padded = [], dst.padded_shape(copied.dst_shape)
-    for dim, (spans, begin, size) in enumerate(zip(copied.spans, copied.starts, copied.dst_shape, strict=True)):
+    for dim, (spans, begin, size) in enumerate(zipped(copied.spans, copied.starts, copied.dst_shape)):
         end = begin + sum(span.size for span in spans)
         if begin < end == size < padded[dim]:
             spans = (*spans, CopySpan(padded[dim] - end, action=ZERO))

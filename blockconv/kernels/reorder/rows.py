@@ -28,6 +28,7 @@ from blockconv.core.checks import Shape
 from blockconv.core.eltwise_problem import OUTSIDE, ConcatProblem, GatherProblem, TransposeProblem
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
+from blockconv.core.python import zipped
 from blockconv.core.types import BITS, BYTES, NIBBLES, NUMBERS, Types
 from blockconv.jit.records import fill
 from blockconv.kernels.common.conversion import CONVERTED_LANES, ConversionArguments, Moved
@@ -100,7 +101,7 @@ class MovedElements(NamedTuple):
     @staticmethod
     def converted(types: Types, quantizations: tuple[Any, ...]) -> MovedElements:
         """Elements that are converted between these types. The padding holds the zero point."""
-        ends = tuple(zip((types.src, types.dst), quantizations, strict=True))
+        ends = tuple(zipped((types.src, types.dst), quantizations))
         src, dst = (quantization_words(given, type) for type, given in ends)
         src_fill, fill = (type.bits(given.zero_point if given else 0) for type, given in ends)
         moved = Moved(types.src.unpacked, types.dst.unpacked)
@@ -114,7 +115,7 @@ def _parts_of(p: Any) -> list[Copied]:
     """The part of the destination that is copied from each source."""
     if isinstance(p, ConcatProblem):
         starts = (tuple(start * (k == p.axis) for k in range(len(p.dst_shape))) for start in p.starts)
-        return [Copied(shape, p.dst_shape, _whole(shape), at) for shape, at in zip(p.shapes, starts, strict=True)]
+        return [Copied(shape, p.dst_shape, _whole(shape), at) for shape, at in zipped(p.shapes, starts)]
     spans = _whole(p.shape)
     if isinstance(p, GatherProblem):
         spans = tuple(

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from blockconv.core.python import zipped
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, const, counted, emitted, pointer
 from blockconv.kernels.common.conversion import read_and_written
@@ -90,13 +91,13 @@ def _sum(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, offset, mask: 
     if kind == ANY_NUMBER:
         (base, entries, count), slots = taps, v.slots(number, v.zero)
         with counted(b, count) as n:
-            for slot, x in zip(slots, values(_tap(b, base, entries + n * TAP)), strict=True):
+            for slot, x in zipped(slots, values(_tap(b, base, entries + n * TAP))):
                 b.store(b.load(slot) + x, slot)
         made = v.loaded(slots)
     else:
         made, *others = map(values, taps)
         for other in others:
-            made = [x + y for x, y in zip(made, other, strict=True)]
+            made = [x + y for x, y in zipped(made, other)]
     for k, value in enumerate(made):
         out.store(value, to + _as_bytes_of(out, v, offset + k * v.bytes), mask)
 

@@ -1,12 +1,12 @@
 """How a Winograd convolution is cut into tasks: blocks of tiles, chunks of output channels, scratch."""
 
-import functools
 import math
 from typing import NamedTuple
 
 from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.python import bounded_cache
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_of_words
 from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.common.request import shared_sizes
@@ -171,7 +171,7 @@ def vector_images(machine: Machine, problem: Conv2dProblem, src: Layout, dst: La
     return images if together and images >= LEAST_IMAGES else 0
 
 
-@functools.lru_cache(maxsize=1024)
+@bounded_cache
 def blocking(
     machine: Machine,
     problem: Conv2dProblem,

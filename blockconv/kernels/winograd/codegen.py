@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from blockconv.core.python import zipped
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import const, counted, emitted, shuffle
 from blockconv.kernels.common.floats import Floats
@@ -121,7 +122,7 @@ def weight_transform(exact: bool, lanes: int, tap: int):
 
             def sums(number):
                 each = [v.broadcast(factors + (number * TAPS + t) * 8) for t in range(TAPS)]
-                products = [[factor * x for factor, x in zip(each, line, strict=True)] for line in lines]
+                products = [[factor * x for factor, x in zipped(each, line)] for line in lines]
                 return [(first + last, middle) for first, middle, last in products]
 
             for number in (const(0), side - 1):

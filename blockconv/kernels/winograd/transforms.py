@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from blockconv.core.python import zipped
 from blockconv.kernels.common.vectors import Vectors
 
 TAPS = 3  # of the kernel, in each direction
@@ -100,7 +101,7 @@ def transform_2d(
 ) -> Iterator[list[Any]]:
     """Rows of the two-dimensional transform. column(k): loads one of so many columns."""
     done = [transform(v, column(k), form) for k in range(columns)]
-    for row in zip(*done, strict=True):
+    for row in zipped(*done):
         yield transform(v, list(row), form)
 
 
@@ -124,13 +125,13 @@ def destination_1d(v: Vectors, products: list[Any], form: Form) -> list[Any]:
     m = form.m
     if form.stride == 2:
         even = destination_1d(v, products[: m + 1], Form(m, 1))
-        return [v.add_multiple(a, 1, b) for a, b in zip(even, products[m + 1 :], strict=True)]
+        return [v.add_multiple(a, 1, b) for a, b in zipped(even, products[m + 1 :])]
     points, infinity = form.points(len(products)), len(products) % 2 == 0
     zero, *at_points = products[:-1] if infinity else products
     plus, minus = at_points[::2], at_points[1::2]
     halves = (
-        [v.add_multiple(a, 1, b) for a, b in zip(plus, minus, strict=True)],
-        [v.add_multiple(a, -1, b) for a, b in zip(plus, minus, strict=True)],
+        [v.add_multiple(a, 1, b) for a, b in zipped(plus, minus)],
+        [v.add_multiple(a, -1, b) for a, b in zipped(plus, minus)],
     )
     out = [v.sum_of_multiples([1.0, *_powers(points, 0)], [zero, *halves[0]])]
     for k in range(1, m):
@@ -171,13 +172,13 @@ def _polynomial(roots: Sequence[float]) -> list[float]:
     coefficients = [1.0]
     for root in roots:
         shifted, scaled = [0.0, *coefficients], [-root * c for c in coefficients] + [0.0]
-        coefficients = [a + b for a, b in zip(shifted, scaled, strict=True)]
+        coefficients = [a + b for a, b in zipped(shifted, scaled)]
     return [_whole(c) for c in coefficients]
 
 
 def _powers(points: Sequence[float], k: int) -> list[float]:
     """p^k of each point."""
-    return [_whole(s ** (k // 2)) * (p if k % 2 else 1.0) for s, p in zip(_squares(points), points, strict=True)]
+    return [_whole(s ** (k // 2)) * (p if k % 2 else 1.0) for s, p in zipped(_squares(points), points)]
 
 
 def _squares(points: Sequence[float]) -> list[float]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.python import bounded_cache
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.table import Transform, WeightForm
 from blockconv.kernels.winograd import kernels
@@ -49,7 +50,7 @@ def _transformed_bytes(form: Form, machine: Machine, problem: Conv2dProblem) -> 
     return _bytes_of_channels(form, machine, problem.ic, problem.oc, problem.g)
 
 
-@functools.lru_cache(maxsize=1024)
+@bounded_cache
 def _bytes_of_channels(form: Form, machine: Machine, ic: int, oc: int, groups: int) -> int:
     """Bytes of the weights, which depend on nothing else of a problem: images of all sizes share them."""
     problem = Conv2dProblem(1, ic, TAPS, TAPS, oc, TAPS, TAPS, sh=form.stride, sw=form.stride, g=groups)
