@@ -183,11 +183,11 @@ class _Call:
         if [part.type for part in parts] != [kind for _, kind in slots] or (not parts and value is not before):
             raise TypeError(f"{name} has values of two types: {before} and {value}")
         for (slot, _), part in zipped(slots, parts):
-            self.b.store(part, slot)
+            slot.held = part
 
     def variable(self, name: str):
         value, slots = self.values[name], self.slots.get(name)
-        return rebuilt(value, (self.b.load(slot) for slot, _ in slots)) if slots else value
+        return rebuilt(value, (slot.held for slot, _ in slots)) if slots else value
 
     # ------------------------------------------------------------ expressions
 

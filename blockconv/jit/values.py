@@ -5,7 +5,7 @@ Tuples, views of argument blocks and loops are Python objects that hold such val
 values, and a branch on one is no branch. Integers are int64s: `//` and `%` round down, and give 0 for a divisor of 0.
 
 LLVM's values have Python's operators here: code that emits LLVM IR writes `x + 8 * y` as kernels do. But `==` and `!=`
-compare Python's objects.
+compare Python's objects. A stack slot's attribute `held` is the value in it, to read and to write.
 """
 
 from __future__ import annotations
@@ -217,6 +217,9 @@ for _name in ("lt", "le", "gt", "ge"):
     setattr(ir.Value, f"__{_name}__", _operators(_name)[0])
 ir.Value.__neg__ = lambda value: unary(lowered.builder, "neg", value)
 ir.Value.__invert__ = lambda value: lowered.builder.not_(value)
+ir.Value.held = property(
+    lambda slot: lowered.builder.load(slot), lambda slot, value: lowered.builder.store(value, slot)
+)
 
 
 # ---------------------------------------------------------------- what else kernels do
@@ -272,8 +275,8 @@ class RangeLoop(Compound):
         one = (1 if is_up else -1) if is_known(is_up) else builder.select(is_up, up, down)
         rounded = code("add", code("sub", stop, start), code("sub", self.step, one))
         self.at, self.left = (alloca_once(builder, I64) for _ in range(2))
-        builder.store(integer(builder, start), self.at)
-        builder.store(integer(builder, code("floordiv", rounded, self.step)), self.left)
+        self.at.held = integer(builder, start)
+        self.left.held = integer(builder, code("floordiv", rounded, self.step))
 
     def parts(self) -> list[Any]:
         """Nothing that changes: it is one loop, wherever it goes."""
@@ -284,9 +287,9 @@ class RangeLoop(Compound):
 
     def next(self, builder) -> tuple[Any, Any]:
         """The next element, and whether there is one."""
-        at, left = builder.load(self.at), builder.load(self.left)
-        builder.store(binary(builder, "add", at, self.step), self.at)
-        builder.store(binary(builder, "sub", left, 1), self.left)
+        at, left = self.at.held, self.left.held
+        self.at.held = binary(builder, "add", at, self.step)
+        self.left.held = binary(builder, "sub", left, 1)
         return (item(builder, self.elements, at) if self.elements else at), binary(builder, "gt", left, 0)
 
 

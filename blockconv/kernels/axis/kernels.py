@@ -89,9 +89,9 @@ def lrn(element: ElementType, lanes, direction, three_quarters):
             (total,) = v.slots(1, v.zero)
             with counted(b, a.before + a.after + 1) as n:
                 near = run.own + at.own + n * step
-                b.store(b.load(total) + vectors.load(near, at.mask), total)
+                total.held += vectors.load(near, at.mask)
             x = v.load(run.src + at.offset, at.mask)
-            base = bias + scale * b.load(total)
+            base = bias + scale * total.held
             if three_quarters:
                 root = v.sqrt(base)
                 factor = root * v.sqrt(root)

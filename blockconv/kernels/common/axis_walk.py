@@ -156,12 +156,12 @@ class AxisWalk:
             for slot, value in zipped(slots, values(at)):
                 # Lanes that do not exist have no part in what is combined.
                 exists = value if self.across or at.mask is None else b.select(at.mask, value, begin)
-                b.store(combine(exists, b.load(slot)), slot)
+                slot.held = combine(exists, slot.held)
 
         def after() -> None:
             for total, slot in zipped(totals, slots):
-                b.store(combine(b.load(total), b.load(slot)), total)
-                b.store(begin, slot)
+                total.held = combine(total.held, slot.held)
+                slot.held = begin
 
         self.each(add, after if partial else None)
         found = v.loaded(totals or slots)

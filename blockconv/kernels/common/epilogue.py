@@ -149,7 +149,7 @@ class TileEpilogue:
         clips = self.out.clips
         with self.where(None if clips is None else truth(self.b, clips)):
             for slot, value in zipped(slots, self.clipped(self.v.loaded(slots))):
-                self.b.store(value, slot)
+                slot.held = value
 
     def clipped(self, values: list[Any]) -> list[Any]:
         low, high = (self.v.splat(bound) for bound in parameters_at(self.v, self.out.activation))
@@ -170,7 +170,7 @@ class TileEpilogue:
         """Convert to multiples of the destination's scale, where scales did not do it: see `requantize.py`."""
         if self.args:
             for slot in slots:
-                self.b.store(times_inverse(self.v, self.args, self.b.load(slot)), slot)
+                slot.held = times_inverse(self.v, self.args, slot.held)
 
     # ------------------------------------------------------------ destinations with contiguous channels
 
@@ -235,7 +235,7 @@ class TileEpilogue:
                 slots = accs[row * count : (row + 1) * count]
                 values = self.load_vectors(self.residual_row(row), row, 0, count)
                 for slot, value in zipped(slots, values):
-                    self.b.store(self.with_residual(self.b.load(slot), value), slot)
+                    slot.held = self.with_residual(slot.held, value)
 
     def residual_row(self, row: int):
         """The address of a row's first residual."""
@@ -301,20 +301,20 @@ class TileEpilogue:
         padded = pixels + [v.kind(ir.Undefined)] * (lanes - len(pixels))
         slots = [alloca_once(b, v.kind) for _ in range(lanes)]
         for slot, plane in zipped(slots, transpose(b, padded, lanes, lanes)):
-            b.store(plane, slot)
+            slot.held = plane
         if self.finishes_planes:
             with b.if_then(truth(b, self.out.residual), likely=False):
                 residual = self.planes(base + self.out.residual, limit)
                 for slot, (at, in_bounds) in zipped(slots, residual):
-                    b.store(b.load(slot) + v.load(at, self.plane_mask(len(pixels), in_bounds)), slot)
+                    slot.held += v.load(at, self.plane_mask(len(pixels), in_bounds))
             if self.act == ActivationKind.CLIP:
                 self.clip(slots)
         for slot, (at, in_bounds) in zipped(slots, self.planes(base, limit)):
             if v.bytes == MASKED_STORES:
-                v.store(b.load(slot), at, self.plane_mask(len(pixels), in_bounds))
+                v.store(slot.held, at, self.plane_mask(len(pixels), in_bounds))
             else:
                 with self.where(in_bounds):
-                    v.store_first(b.load(slot), at, len(pixels))
+                    v.store_first(slot.held, at, len(pixels))
         return pixels
 
     def load_planes(self, pixels: list[Any], base, limit: Any | None) -> list[Any]:
@@ -322,10 +322,10 @@ class TileEpilogue:
         for at, in_bounds in self.planes(base, limit):
             slots += v.slots(1, v.zero)
             if v.itemsize > 2:
-                self.b.store(v.load(at, self.plane_mask(len(pixels), in_bounds)), slots[-1])
+                slots[-1].held = v.load(at, self.plane_mask(len(pixels), in_bounds))
             else:
                 with self.where(in_bounds):
-                    self.b.store(v.load_first(at, len(pixels)), slots[-1])
+                    slots[-1].held = v.load_first(at, len(pixels))
         return transpose(self.b, v.loaded(slots), self.tile.lanes, self.tile.lanes)[: len(pixels)]
 
     def where(self, condition: Any | None):

@@ -74,7 +74,7 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run, cut: bo
                     x = spread(v, shared, pixel, channel)
                     for p, t in meets:
                         slot = accs[row * tile.pixels + p]
-                        b.store(multiply_accumulate(v, dot, x, weights[t], b.load(slot)), slot)
+                        slot.held = multiply_accumulate(v, dot, x, weights[t], slot.held)
         wei = wei + run.run_steps * step_bytes
     return accs
 

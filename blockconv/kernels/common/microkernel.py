@@ -252,7 +252,7 @@ def _reduce(builder, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
                 scalar = source_element(v, spec.dot, at)
                 for weight in weights:
                     slot = next(slots)
-                    builder.store(multiply_accumulate(v, spec.dot, scalar, weight, builder.load(slot)), slot)
+                    slot.held = multiply_accumulate(v, spec.dot, scalar, weight, slot.held)
 
     # A pixel's channels of a step are as many bytes as the pixel has, at the least.
     ahead = range(0, spec.pixels, max(1, LINE // (spec.step * v.itemsize)))

@@ -59,7 +59,7 @@ def _reduce(builder, spec: TileSpec, run: TileRecord) -> list[Any]:
             for row in range(spec.rows):
                 for k in range(spec.vectors):
                     slot = accs[(row * spec.pixels + c) * spec.vectors + k]
-                    builder.store(v.multiply_add(pixels[row][k], weight, builder.load(slot)), slot)
+                    slot.held = v.multiply_add(pixels[row][k], weight, slot.held)
 
     wei_channel, unrolled = (spec.wei_width or spec.pixels) * v.itemsize, unrolled_channels(spec.step, spec.fma)
     Reduction(builder, run, spec.step, spec.src_channel, wei_channel, channel, unrolled, cut=spec.cut).all_steps()

@@ -118,7 +118,7 @@ def dequantized(
     loaded = EpilogueArguments.load(b, args, held=True) if shifted == AFFINE else None
     for i, slot in enumerate(accs):
         scales, *shifts = (array[i % len(array)] for array in arrays)
-        x = b.sitofp(b.load(slot), f.kind) * scales
+        x = b.sitofp(slot.held, f.kind) * scales
         if loaded:
             x = _rounded_sum(f, loaded, x) * shifts[1]
         made.append(x + shifts[0] if shifts else x)
@@ -305,11 +305,11 @@ class Elements:
         guess = x * self.inverse
         rest = v.multiply_add(-guess, self.scale, x)
         (found,) = v.slots(1, v.multiply_add(rest, self.inverse, guess))
-        failed = b.fcmp_unordered("uno", b.load(found), b.load(found))
+        failed = b.fcmp_unordered("uno", found.held, found.held)
         some = truth(b, b.bitcast(failed, ir.IntType(v.lanes)))
         with b.if_then(some, likely=False):
-            b.store(x / self.scale, found)
-        return b.load(found)
+            found.held = x / self.scale
+        return found.held
 
     def rounded(self, x):
         """Multiples of the scale, as float32, as a vector of elements: half rounded to even, plus the zero point."""

@@ -77,13 +77,13 @@ def each_step(b, run: TileRecord, cut: bool, start=None, count=None) -> Iterator
     first, left = (alloca_once(b, I64, value=value) for value in (begin, run.rows))
     to_next_run = run.run_steps - (run.rows - 1) * run.row_steps
     with counted(b, run.runs * run.rows if start is None else run.rows):
-        begin = b.load(first)
+        begin = first.held
         with counted(b, steps) as n:
             yield begin + n
-        remaining = b.load(left) - 1
+        remaining = left.held - 1
         is_last = b.icmp_signed("==", remaining, const(0))
-        b.store(b.select(is_last, run.rows, remaining), left)
-        b.store(begin + b.select(is_last, to_next_run, run.row_steps), first)
+        left.held = b.select(is_last, run.rows, remaining)
+        first.held = begin + b.select(is_last, to_next_run, run.row_steps)
 
 
 def source_of(b, run: TileRecord, step):

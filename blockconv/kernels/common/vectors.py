@@ -222,16 +222,16 @@ class Vectors:
 
         def case(count: int) -> None:
             if count == self.lanes:
-                b.store(self.load(address), slot)
+                slot.held = self.load(address)
                 return
             with b.if_else(b.icmp_signed("==", period, const(count))) as (this, larger):
                 with this:
-                    b.store(self.repeated(address, count)[0], slot)
+                    slot.held = self.repeated(address, count)[0]
                 with larger:
                     case(2 * count)
 
         case(1)
-        return b.load(slot)
+        return slot.held
 
     def repeated(self, address, count: int) -> list[Any]:
         """The vectors of the `count` elements at an address, again and again, until they begin anew with a vector."""
@@ -274,17 +274,17 @@ class Vectors:
 
     def loaded(self, slots: Iterable[Any]) -> list[Any]:
         """Load the accumulators from their stack slots."""
-        return [self.b.load(slot) for slot in slots]
+        return [slot.held for slot in slots]
 
     def spill(self, slots: list[Any], address) -> None:
         """Store accumulators, one vector after the other."""
         for k, slot in enumerate(slots):
-            self.store(self.b.load(slot), address + k * self.bytes)
+            self.store(slot.held, address + k * self.bytes)
 
     def restore(self, slots: list[Any], address) -> None:
         """Load accumulators that were spilled."""
         for k, slot in enumerate(slots):
-            self.b.store(self.load(address + k * self.bytes), slot)
+            slot.held = self.load(address + k * self.bytes)
 
     def total(self, slots: list[Any], combine: Callable[[Any, Any], Any] = operator.add):
         """Accumulators combined (added), two by two."""

@@ -188,7 +188,7 @@ def columns_tile(at: ColumnsTileSpec):
 
 def _add_pixels(v: Vectors, at: ColumnsTileSpec, pixels: int, src: tuple[Any, Any], grad, accs: list[Any]) -> None:
     """Add the products of neighbouring output pixels. src: the first one's first tap, bytes to the next row of taps."""
-    b, grads = v.b, [v.load(grad + p * at.grad * v.itemsize) for p in range(pixels)]
+    grads = [v.load(grad + p * at.grad * v.itemsize) for p in range(pixels)]
     columns = taps_of_columns(pixels, at.taps, at.px_step, at.tap_step)
     for row in range(at.rows):
         base = src[0] + row * src[1] if row else src[0]
@@ -198,7 +198,7 @@ def _add_pixels(v: Vectors, at: ColumnsTileSpec, pixels: int, src: tuple[Any, An
                 x = spread(c)
                 for p, t in meets:
                     slot = accs[(row * at.taps + t) * at.channels + c]
-                    b.store(v.multiply_add(x, grads[p], b.load(slot)), slot)
+                    slot.held = v.multiply_add(x, grads[p], slot.held)
 
 
 def _spreader(v: Vectors, at: ColumnsTileSpec, pixel) -> Callable[[int], Any]:
@@ -413,7 +413,7 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
             with counted(builder, w.splits - 1) as number:
                 split = w.sums + (number + 1) * w.split
                 for slot, offset in zipped(sums, offsets):
-                    builder.store(builder.load(slot) + held.load(split + offset), slot)
+                    slot.held += held.load(split + offset)
             return held.loaded(sums)
 
         def store(k: int, value, whole: bool) -> None:

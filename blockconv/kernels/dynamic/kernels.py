@@ -42,7 +42,7 @@ def write_range(builder, lanes: int, src, count, dst) -> None:
     def vector(offset, mask: Any | None, k: int = 0) -> None:
         x = v.load(src + offset, mask)  # lanes that do not exist are 0
         for slots, combine in ends:
-            b.store(combine(x, b.load(slots[k])), slots[k])
+            slots[k].held = combine(x, slots[k].held)
 
     v.each(count, vector, UNROLL)
     for number, (slots, combine) in enumerate(ends):

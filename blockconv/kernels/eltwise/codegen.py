@@ -152,19 +152,19 @@ def eltwise_extents(builder, form: EltwiseForm, masked: int, x: Extents) -> None
         reads = [side.read(way) for side, way in zip(operands, ways, strict=False)]
 
         def vector(last: Callable[[Any], Any], index, mask: Any | None, k: int | None = None) -> None:
-            first = builder.load(turns)
+            first = turns.held
             turn = first + (k or 0) * form.lanes
             if k is None or k == unroll - 1:
                 step = const(form.lanes * (unroll if k else 1))
                 end, anew = first + step, first + (step - x.period)
-                builder.store(builder.select(anew < 0, end, anew), turns)
+                turns.held = builder.select(anew < 0, end, anew)
             given = [read(index, turn, mask) for read in reads]
             value = dst.v.rounded(last(_result(form.op, operands[-1].v.computed, dst.v.computed, given)))
             value = dst.masked(value, dst.at(x.mask, turn)) if masked else value
             dst.memory.store(value, dst.at(dst.begin, index), mask)
 
         for last in _lasts(dst, form, x):
-            builder.store(const(0), turns)
+            turns.held = const(0)
             Vectors(builder, element("uint8"), form.lanes).each(x.size, functools.partial(vector, last), unroll)
 
 

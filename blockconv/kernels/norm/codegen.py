@@ -150,7 +150,7 @@ def span_sums(
                 values = [grad, grad * apart]
             for slots, value in zipped(sums, values):
                 exists = value if mask is None else b.select(mask, value, v.zero)
-                b.store(b.load(slots[k]) + exists, slots[k])
+                slots[k].held += exists
 
         def finish() -> None:
             for which, slots in enumerate(sums):
@@ -327,7 +327,7 @@ def sum_parts(builder, kind: ElementType, lanes: int, parts, stride, splits, dst
         (total,) = wide.slots(1, wide.zero)
         with counted(b, splits) as n:
             part = v.load(parts + n * stride + offset, mask)
-            b.store(b.load(total) + b.fpext(part, wide.kind), total)
-        v.store(b.fptrunc(b.load(total), v.kind), dst + offset, mask)
+            total.held += b.fpext(part, wide.kind)
+        v.store(b.fptrunc(total.held, v.kind), dst + offset, mask)
 
     v.each(count, vector)

@@ -93,23 +93,23 @@ def softmax_of_scores(element: ElementType, lanes: int, how: AttentionSpec):
                 if mask is not None:
                     score = builder.select(mask, score, v.c(-math.inf))
                 v.store(score, at)
-                builder.store(v.larger(score, builder.load(most)), most)
+                most.held = v.larger(score, most.held)
 
             def find_total(at, number, mask: Any | None) -> None:
                 power = v.exp_to_zero(v.load(at) - largest)
                 if mask is not None:
                     power = builder.select(mask, power, v.zero)
                 v.store(power, at)
-                builder.store(builder.load(total) + power, total)
+                total.held += power
 
-            builder.store(v.c(-math.inf), most)
-            builder.store(v.zero, total)
+            most.held = v.c(-math.inf)
+            total.held = v.zero
             row.each(find_most)
-            largest = v.fold(builder.load(most), v.larger)
+            largest = v.fold(most.held, v.larger)
             if how.zero_rows:
                 largest = v.or_zero(largest, -math.inf)
             row.each(find_total)
-            sums = v.fold(builder.load(total))
+            sums = v.fold(total.held)
             factor = 1.0 / sums
             if how.zero_rows:
                 factor = v.or_zero(factor, math.inf)

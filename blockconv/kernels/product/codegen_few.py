@@ -109,13 +109,13 @@ def _along_depth(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
             for k, stream in enumerate(streams):
                 right = f.load(stream + offset, mask)
                 for row in range(rows):
-                    b.store(v.multiply_add(left[row], right, b.load(sums[row][k])), sums[row][k])
+                    sums[row][k].held = v.multiply_add(left[row], right, sums[row][k].held)
 
         f.each(x.depth, vector)
         at = _lane_at(v, x.sums, first, rows)
         for row in range(rows):
             for k in range(count):
-                total = b.extract_element(v.fold(b.load(sums[row][k])), const(0))
+                total = b.extract_element(v.fold(sums[row][k].held), const(0))
                 to = at + (row * v.bytes + k * v.itemsize)
                 b.store(total, pointer(b, to, v.element), align=v.itemsize)
 

@@ -57,7 +57,7 @@ def add_products(kind: ElementType, lanes: int, images: int):
 
         def add_part(offsets: list[Any], to, first) -> None:
             for slot, address in each(offsets, to):
-                builder.store(v.load(address), slot)
+                slot.held = v.load(address)
             with counted(builder, rows) as row:
                 read = x + row * v.itemsize
                 values = [v.broadcast(read + start) for start in starts]
@@ -65,9 +65,9 @@ def add_products(kind: ElementType, lanes: int, images: int):
                 for k, offset in enumerate(offsets):
                     loaded = v.load(at + offset)
                     for value, of_image in zipped(values, slots):
-                        builder.store(v.multiply_add(value, loaded, builder.load(of_image[k])), of_image[k])
+                        of_image[k].held = v.multiply_add(value, loaded, of_image[k].held)
             for slot, address in each(offsets, to):
-                v.store(builder.load(slot), address)
+                v.store(slot.held, address)
 
         with counted(builder, blocks) as block:
             to = sums + block * line

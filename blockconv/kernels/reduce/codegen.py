@@ -85,7 +85,7 @@ def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
         for k in range(rows * vectors):
             row, vector = divmod(k, vectors)
             here = at + stride * row + vector * v.bytes
-            b.store(combine(b.load(slots[k]), v.load(here, masks[vector], missing)), slots[k])
+            slots[k].held = combine(slots[k].held, v.load(here, masks[vector], missing))
 
     groups = b.sdiv(s.rows, const(unrolled))
     with counted(b, groups) as n:
@@ -97,7 +97,7 @@ def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
         done = s.rows & -unrolled
     with b.if_then(s.left > 0):
         last = v.load(s.src + s.rows * s.stride, v.below(s.left), missing)
-        b.store(combine(b.load(slots[-1]), last), slots[-1])
+        slots[-1].held = combine(slots[-1].held, last)
     for vector in range(vectors):
         total, sums = s.total + vector * v.computed.bytes, v.total(slots[vector::vectors], combine)
         v.computed.store(combine(v.computed.load(total), sums), total)

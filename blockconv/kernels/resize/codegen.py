@@ -71,7 +71,7 @@ def sums_of_rows(src: ElementType, dst: ElementType, lanes: int):
 def _tap(builder, base, at) -> tuple[Any, Any]:
     """The address and the weight that an entry of a table says."""
     weight = pointer(builder, at + 8, ir.DoubleType())
-    return base + builder.load(pointer(builder, at, I64)), builder.load(weight)
+    return base + builder.load(pointer(builder, at, I64)), weight.held
 
 
 def _sum(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, offset, mask: Any | None, number: int = 1) -> None:
@@ -92,7 +92,7 @@ def _sum(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, offset, mask: 
         (base, entries, count), slots = taps, v.slots(number, v.zero)
         with counted(b, count) as n:
             for slot, x in zipped(slots, values(_tap(b, base, entries + n * TAP))):
-                b.store(b.load(slot) + x, slot)
+                slot.held += x
         made = v.loaded(slots)
     else:
         made, *others = map(values, taps)
@@ -178,8 +178,8 @@ def _by_vector(ends: tuple[Vectors, Vectors], form: ColumnForm, line, entries, c
             (slot,), size = v.slots(1, v.zero), head + held.bytes
             with counted(b, count) as k:
                 at = entries + (n * count + k) * size
-                b.store(b.load(slot) + values(at) * held.load(at + head), slot)
-            made = b.load(slot)
+                slot.held += values(at) * held.load(at + head)
+            made = slot.held
         else:
             at = entries + n * (kind * head + held.bytes * (kind == BLENDED))
             made, *second = [values(at + k * head) for k in range(kind)]

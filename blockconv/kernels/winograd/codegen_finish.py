@@ -91,7 +91,7 @@ def destination_transform(how: Finish):
         def to_patch() -> None:
             for k, slot in enumerate(pixels):
                 row, col = divmod(k, m)
-                v.store(builder.load(slot), patch + (row * ROW_PIXELS + col) * v.bytes)
+                v.store(slot.held, patch + (row * ROW_PIXELS + col) * v.bytes)
 
         if how.is_planes:
             to_patch()
