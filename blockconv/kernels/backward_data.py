@@ -189,7 +189,7 @@ def backward_data_row(of: Row, fills: Row) -> Row:
         name=of.name.replace("conv_", "conv_backward_data_", 1),
         op="conv2d_backward_data",
         make=make,
-        dtypes=(of.dtypes or frozenset()) & _TYPES,
+        dtypes=_TYPES.intersection(of.dtypes or ()),
         reference=of.reference,
         algorithm=of.algorithm,
         error=None if error is None else lambda problem: error(exchanged_problem(problem)),

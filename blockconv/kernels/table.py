@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -201,7 +201,7 @@ class Row:
     name: str
     op: str
     make: Callable[..., Primitive | Reason]
-    dtypes: frozenset[str] | None = None
+    dtypes: Collection[str] | None = None
     reference: bool = False
     whole_blocks: bool = False
     algorithm: str = "direct"
@@ -330,7 +330,7 @@ def _transposed_form(form: WeightForm) -> WeightForm:
 def same_layout_row(
     name: str,
     op: str,
-    dtypes: Iterable[str],
+    dtypes: Collection[str],
     seconds: Callable[[Request], float],
     launches: Callable[..., list[Launch]],
     why_not: Callable[[Request], Reason | None] = same_layout_why_not,
@@ -343,4 +343,4 @@ def same_layout_row(
     def make(request: Request, **options) -> Primitive | Reason:
         return why_not(request) or Primitive(lambda: seconds(request), lambda: launches(request, **options))
 
-    return Row(name, op, make, frozenset(dtypes), whole_blocks=True)
+    return Row(name, op, make, dtypes, whole_blocks=True)

@@ -3,6 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
+from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType
@@ -22,7 +23,7 @@ MULTIPLY_ADDS = 60.0  # time of a vector of results, in multiply-adds
 Quantizations = tuple[Quantization, Quantization] | None  # of a source and a destination of integers
 
 
-def positions(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: int) -> tuple[Loop, Loop]:
+def positions(layout: Layout, shape: Shape, axis: int, itemsize: int) -> tuple[Loop, Loop]:
     """The two loops, outer and inner, over all indices of the dimensions but `axis`; strides in bytes.
 
     In a layout without blocks, or with one of this axis. They are two at most, because all dimensions outside the axis
@@ -113,7 +114,7 @@ def walked_axis(request: Request, axis: int, given: Quantizations = None, gather
     return WalkedAxis(args, element, lanes, direction, tasks, request.threads)
 
 
-def element_words(layout: Layout, shape: tuple[int, ...], element: ElementType, given: Quantizations) -> dict[str, Any]:
+def element_words(layout: Layout, shape: Shape, element: ElementType, given: Quantizations) -> dict[str, Any]:
     """The words of arguments for the padding of a destination, and for quantizations."""
     plain = None if element.is_float else Quantization(1.0)
     src, dst = given or (plain, plain)

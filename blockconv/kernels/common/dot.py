@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from blockconv.core.checks import Pair
 from blockconv.core.target import Isa
 from blockconv.core.types import BRAIN, SIGNED, UNSIGNED, ElementType, Types
 from blockconv.jit.ir import I32, call_llvm, pointer, vector
@@ -248,7 +249,7 @@ _TILES_OF_BYTES = {"sse": ((1, 12), (2, 5)), "avx2": ((1, 12), (2, 7), (2, 6))}
 _TILES_BY_ELEMENT = ((1, 26), (2, 13), (3, 8), (4, 6))
 
 
-def tiles_of_registers(isa: Isa, fused: bool) -> tuple[tuple[int, int], ...]:
+def tiles_of_registers(isa: Isa, fused: bool) -> tuple[Pair, ...]:
     """(vectors, the most scalars that are broadcast against them) of the tiles that the vector registers hold.
 
     fused: whether one instruction multiplies and adds; else each product takes a register before it is added.
@@ -257,7 +258,7 @@ def tiles_of_registers(isa: Isa, fused: bool) -> tuple[tuple[int, int], ...]:
     return _TILES[registers] if fused or registers == 32 else _TILES_WITHOUT_FMA
 
 
-def tiles_of(dot: Dot, isa: Isa) -> tuple[tuple[int, int], ...]:
+def tiles_of(dot: Dot, isa: Isa) -> tuple[Pair, ...]:
     """`tiles_of_registers` for a multiply-accumulate."""
     if dot.number in BY_ELEMENT:
         return _TILES_BY_ELEMENT

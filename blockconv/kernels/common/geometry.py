@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from blockconv.core.checks import Pair, Shape
 from blockconv.core.layout import Layout
 from blockconv.core.python import bounded_cache
 from blockconv.jit.arguments import Arguments, in_bytes, in_channels, in_pixels, word
@@ -106,13 +107,13 @@ def window_axis(problem, x: str) -> WindowAxis:
 
 
 @bounded_cache
-def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
+def geometry(layout: Layout, shape: Shape, itemsize: int) -> Geometry:
     """The geometry of a tensor of this shape, in a layout with at most one block of channels.
 
     An axis of size 1 is no axis: it has the stride that lets its neighbours be one with it. If all channels of a pixel
     are contiguous, in any layout (HWCN of one image), they are one block.
     """
-    strides: dict[tuple[int, int], int] = {}
+    strides: dict[Pair, int] = {}
     for axis in layout.axes(shape):
         strides[axis.dim, axis.step] = axis.stride * itemsize
     length, (height, width) = layout.blocks[1], shape[2:]

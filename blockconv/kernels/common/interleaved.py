@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from blockconv.core.checks import Pair
 from blockconv.jit.ir import shuffle
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.tile import Tile
@@ -85,12 +86,12 @@ def spread(v: Vectors, shared, pixel, channel: int):
     return shuffle(v.b, pixel, pixel, [group * shared.group_ic + channel for group in groups])
 
 
-def taps_of_columns(pixels: int, taps: int, px_step: int, tap_step: int) -> list[tuple[int, list[tuple[int, int]]]]:
+def taps_of_columns(pixels: int, taps: int, px_step: int, tap_step: int) -> list[tuple[int, list[Pair]]]:
     """Each column of the source that neighbouring pixels of a row read, in order, with its (pixel, tap) pairs.
 
     px_step, tap_step: columns from a pixel to the next, from a tap to the next.
     """
-    found: dict[int, list[tuple[int, int]]] = {}
+    found: dict[int, list[Pair]] = {}
     for p in range(pixels):
         for t in range(taps):
             found.setdefault(p * px_step + t * tap_step, []).append((p, t))

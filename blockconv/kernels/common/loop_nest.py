@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+from blockconv.core.checks import Pair, Shape
 from blockconv.core.layout import Axis, Layout
 from blockconv.core.python import bounded_cache
 from blockconv.core.record import frozen
@@ -68,7 +69,7 @@ class Nest:
     """
 
     loops: tuple[Loop, ...]
-    limits: dict[int, tuple[int, int]]
+    limits: dict[int, Pair]
     unread: frozenset[int]
 
     def partial(self, loop: Loop) -> bool:
@@ -76,10 +77,10 @@ class Nest:
 
 
 @bounded_cache
-def nest(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Nest | None:
+def nest(src: Layout, dst: Layout, shape: Shape) -> Nest | None:
     """The loop nest of a reorder; None where the layouts' blocks do not nest (sizes 4 and 6, say)."""
     loops: list[Loop] = []
-    limits: dict[int, tuple[int, int]] = {}
+    limits: dict[int, Pair] = {}
     padded, readable, read, written = dst.padded_shape(shape), src.padded_shape(shape), src.axes(shape), dst.axes(shape)
     for dim, extent in enumerate(shape):
         digits = _digits(dim, padded[dim], [a for a in read if a.dim == dim], [a for a in written if a.dim == dim])

@@ -11,6 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core import target
+from blockconv.core.checks import Pair
 from blockconv.core.python import zipped
 from blockconv.core.types import SIGNED, ElementType, Types
 from blockconv.jit.ir import I32, call_llvm, const, constants, counted, emitted, join, pointer, shuffle, splat, vector
@@ -42,7 +43,7 @@ def lanes_inside(builder, lanes: int, first, size, ahead: int = 0):
     return builder.icmp_unsigned("<", numbers + first, size)
 
 
-def _powers(count: int) -> Iterator[tuple[int, int]]:
+def _powers(count: int) -> Iterator[Pair]:
     """`count` lanes as stretches of powers of two, the largest first: (first lane, lanes)."""
     first = 0
     for bit in reversed(range(count.bit_length())):

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout
 from blockconv.core.python import zipped
 from blockconv.core.record import frozen
@@ -28,7 +29,6 @@ from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.common.vectors import fill_elements
 from blockconv.runtime import Buffer
 
-Shape = tuple[int, ...]
 MOST_ARRAYS = 4  # the destination, and three operands at the most
 AT_ONCE = 4  # vectors at a time
 LONGEST = 256  # vectors of a period at the most: it is written on the stack

@@ -293,7 +293,7 @@ def _cost_matrix(request: Request, found: ConvBlocking, at: Space) -> float:
 MATRIX = Row(
     name="conv_matrix",
     op="conv2d",
-    dtypes=frozenset(str(types) for types in (*INT4, *INT8, *HALVES) if types.src.kind != FLOAT),
+    dtypes={str(types) for types in (*INT4, *INT8, *HALVES) if types.src.kind != FLOAT},
     make=_tiled(matrix_blocking.blocking, _cost_matrix, _weights_dense, _why_not_matrix),
     least=_least_of_matrices,
 )
@@ -317,7 +317,7 @@ def _cost_matrix_pixels(request: Request, found: ConvBlocking, at: Space) -> flo
 MATRIX_PIXELS = Row(
     name="conv_matrix_pixels",
     op="conv2d",
-    dtypes=frozenset(str(types) for types in (*INT8, *HALVES) if types.src.kind != FLOAT),
+    dtypes={str(types) for types in (*INT8, *HALVES) if types.src.kind != FLOAT},
     make=_tiled(matrix_pixel_blocking.blocking, _cost_matrix_pixels, _weights_dense, _why_not_matrix_pixels),
     least=_least_of_matrices,
 )

@@ -78,12 +78,12 @@ def _quantize(request: Request) -> Primitive | Reason:
 
 
 ROWS = (
-    Row("find_quantization", "find_quantization", make=_find, dtypes=frozenset({"float32"})),
+    Row("find_quantization", "find_quantization", make=_find, dtypes=("float32",)),
     Row(
         "dynamic_quantize",
         "dynamic_quantize",
         make=_quantize,
-        dtypes=frozenset({str(Types.converted("float32", "uint8"))}),
+        dtypes=(str(Types.converted("float32", "uint8")),),
     ),
 )
 

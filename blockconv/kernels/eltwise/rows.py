@@ -147,7 +147,7 @@ def _row(op: str, *dtypes: str) -> Row:
             return f"{made.op} is of floats, not of {request.types.src}"
         return Primitive(made.seconds, made.launches)
 
-    return Row(op, op, make, frozenset(dtypes) or None)
+    return Row(op, op, make, dtypes or None)
 
 
 ROWS = (

@@ -22,6 +22,7 @@ gradient and destination have the computed type. The option `extra` is the param
 import math
 from typing import Any
 
+from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, element
 from blockconv.jit.records import fill
@@ -56,7 +57,7 @@ def _lanes(request: Request) -> int:
     return request.machine.lanes(request.types.src.computed.itemsize)
 
 
-def _flat(request: Request) -> tuple[Layout, tuple[int, ...]]:
+def _flat(request: Request) -> tuple[Layout, Shape]:
     """The layout and the shape with four dimensions. Pixels of an array of another rank are one row."""
     layout, (n, c, *spatial) = request.dst, request.problem.shape
     if layout.ndim != 4:
@@ -192,7 +193,7 @@ def _group_row(op: str, buffers: tuple[str, ...], passes: int) -> Row:
             workspace=work,
         )
 
-    return Row(op, op, make, frozenset(FLOATS), whole_blocks=not is_backward)
+    return Row(op, op, make, FLOATS, whole_blocks=not is_backward)
 
 
 def _why_not(request: Request, per_pixel: bool = False) -> Reason | None:
@@ -261,7 +262,7 @@ def _batch_row(op: str, buffers: tuple[str, ...]) -> Row:
         work = cut.room * cut.units * (16 * cut.splits + TERMS * request.types.src.computed.itemsize)
         return Primitive(seconds, lambda: _batch_launches(request, cut, buffers, extra), workspace=(work,))
 
-    return Row(op, op, make, frozenset(FLOATS))
+    return Row(op, op, make, FLOATS)
 
 
 ROWS = (

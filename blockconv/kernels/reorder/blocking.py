@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from blockconv.core.checks import Pair
 from blockconv.kernels.common.conversion import Moved
 from blockconv.kernels.common.loop_nest import Loop, Nest
 from blockconv.kernels.common.tasks import TASK_BYTES
@@ -41,8 +42,8 @@ class TransposeBlocking(NamedTuple):
     vs: int
     u_strip: int
     v_strip: int
-    u_strides: tuple[int, int]
-    v_strides: tuple[int, int]
+    u_strides: Pair
+    v_strides: Pair
     outer: list[Loop]
     ahead: int
     offsets: list[int]
@@ -93,9 +94,7 @@ def transpose_blocking(nest: Nest, moved: Moved, vector_bytes: int, stream: bool
     return TransposeBlocking(shape, u, v, us, vs, u_strip, v_strip, u_strides, v_strides, outer, ahead, offsets)
 
 
-def _flags(
-    nest: Nest, shape: TransposeShape, loops: tuple[Loop, Loop], u_strides: tuple[int, int], v_strides: tuple[int, int]
-) -> int:
+def _flags(nest: Nest, shape: TransposeShape, loops: tuple[Loop, Loop], u_strides: Pair, v_strides: Pair) -> int:
     """The flags of a tile."""
     a, b, va, ub, flags = shape[2:]
     u, _ = loops
@@ -138,7 +137,7 @@ def _around(nest: Nest, loop: Loop, other: Loop, stride: Callable[[Loop], int]) 
     return next(fits, None)
 
 
-def _strips(us: int, vs: int, shape: TransposeShape, src_row: int, dst_row: int) -> tuple[int, int]:
+def _strips(us: int, vs: int, shape: TransposeShape, src_row: int, dst_row: int) -> Pair:
     """Elements of u and v in a task: whole tiles, long enough segments on both sides, a cache's share together.
 
     Rows that are far apart are streams, and memory keeps up with few. If source rows are far apart, a task takes only a

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Pair, Shape
 from blockconv.core.layout import Axis, Layout
 from blockconv.core.python import bounded_cache, zipped
 from blockconv.core.record import frozen
@@ -59,7 +59,7 @@ class Copied(NamedTuple):
     src_shape: Shape
     dst_shape: Shape
     spans: tuple[tuple[CopySpan, ...], ...]
-    starts: tuple[int, ...]
+    starts: Shape
 
 
 class _Piece(NamedTuple):
@@ -121,7 +121,7 @@ class ColumnLoop(Loop):
 
     begin: int = 0
     count: int = 0
-    offsets: tuple[int, int] = (0, 0)
+    offsets: Pair = (0, 0)
 
     @staticmethod
     def over(pieces: Sequence[_Piece], dim: int) -> ColumnLoop | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -346,7 +346,7 @@ def _as_reorder(problem: TransposeProblem, itemsize: int) -> tuple[ReorderProble
 Decide = Callable[[Request, Quantizations, int, bool], Primitive | Reason]
 
 
-def _row(op: str, how: str, decide: Decide, dtypes: Iterable[str]) -> Row:
+def _row(op: str, how: str, decide: Decide, dtypes: Collection[str]) -> Row:
     def make(
         request: Request, quantizations: Quantizations = None, fill: int = 0, stream: bool = False
     ) -> Primitive | Reason:
@@ -365,7 +365,7 @@ def _row(op: str, how: str, decide: Decide, dtypes: Iterable[str]) -> Row:
         is_packed = types.src.is_packed or types.dst.is_packed
         return _packed(request, found) if is_packed and isinstance(found, Primitive) else found
 
-    return Row(f"{op}_{how}", op, make, frozenset(dtypes))
+    return Row(f"{op}_{how}", op, make, dtypes)
 
 
 _REORDERED = {"reorder": MOVED | CONVERTED | PACKED, "transpose": NUMBERS}

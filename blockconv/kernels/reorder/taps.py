@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv import jit
+from blockconv.core.checks import Shape
 from blockconv.core.layout import row_major
 from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, address, in_bytes, in_channels, word
@@ -74,7 +75,7 @@ def pack_taps(shape: TransposeShape):
     return kernel
 
 
-def pack_taps_op(pieces: Sequence[tuple[Any, int]], shape: tuple[int, ...], itemsize: int, width: int) -> Launch | None:
+def pack_taps_op(pieces: Sequence[tuple[Any, int]], shape: Shape, itemsize: int, width: int) -> Launch | None:
     """The op that packs row-major weights of this shape, (G, O/G, I/G, H, W), for all pieces, into buffer 1.
 
     pieces: a `TapsPiece` each, with the byte that its weights begin with. width: lanes of a vector. None if the forms
@@ -117,7 +118,7 @@ def pack_taps_op(pieces: Sequence[tuple[Any, int]], shape: tuple[int, ...], item
     return Launch(pack_taps(tile), args, tasks, max(1, tasks // 64), SCRATCH + 8 * taps, table)
 
 
-def _tap_offsets(pieces: Sequence[tuple[Any, int]], shape: tuple[int, ...], nbytes: int) -> npt.NDArray[np.int64]:
+def _tap_offsets(pieces: Sequence[tuple[Any, int]], shape: Shape, nbytes: int) -> npt.NDArray[np.int64]:
     """A `TapOffset` for each tap of weights of this shape. nbytes: of a block of channels of a tap."""
     found = np.zeros((*shape[3:], len(TapOffset.fields)), np.int64)
     for piece, begin in pieces:

@@ -152,7 +152,7 @@ def _row(m: int, is_exact: bool = False) -> Row:
     return Row(
         f"conv_winograd_f{m}" + "_int8" * is_exact,
         "conv2d",
-        dtypes=frozenset(map(str, INT8 if is_exact else (ELEMENT.name, *HALVES))),
+        dtypes={*map(str, INT8 if is_exact else (ELEMENT.name, *HALVES))},
         make=functools.partial(_make, m),
         algorithm="winograd",
         error=None if is_exact else lambda problem: _errors(m, problem),
