@@ -134,7 +134,7 @@ class _Call:
                     if not isinstance(inst, numba_ir.Return):
                         self.statement(inst)
                         continue
-                    result, last = self.variable(inst.value.name), b.block
+                    result, last = self.variable(inst.value), b.block
                     if end is not None:
                         self.assign("return", result, True)
                         b.branch(end)
@@ -144,7 +144,7 @@ class _Call:
                     where = f"{self.function.__qualname__}, {inst.loc.filename}, line {inst.loc.line}"
                     raise KernelError(f"{error} (kernel code of {where}: {inst})") from error
         b.position_at_end(end or last)
-        return self.variable("return") if end else result
+        return self.read("return") if end else result
 
     def target(self, label: int):
         """LLVM's block of a label."""
@@ -157,11 +157,11 @@ class _Call:
         if isinstance(inst, numba_ir.Assign):
             self.assign(inst.target.name, self.value(inst.value), self.assigned[inst.target.name] > 1)
         elif isinstance(inst, numba_ir.SetAttr):
-            self.variable(inst.target.name).set(b, inst.attr, integer(b, self.variable(inst.value.name)))
+            self.variable(inst.target).set(b, inst.attr, integer(b, self.variable(inst.value)))
         elif isinstance(inst, numba_ir.Jump):
             b.branch(self.target(inst.target))
         elif isinstance(inst, numba_ir.Branch):
-            condition = self.variable(inst.cond.name)
+            condition = self.variable(inst.cond)
             if is_known(condition):
                 b.branch(self.target(inst.truebr if condition else inst.falsebr))
             else:
@@ -185,7 +185,10 @@ class _Call:
         for (slot, _), part in zipped(slots, parts):
             slot.held = part
 
-    def variable(self, name: str):
+    def variable(self, node):
+        return self.read(node.name)
+
+    def read(self, name: str):
         value, slots = self.values[name], self.slots.get(name)
         return rebuilt(value, (slot.held for slot, _ in slots)) if slots else value
 
@@ -193,7 +196,7 @@ class _Call:
 
     def value(self, node):
         if isinstance(node, numba_ir.Var):
-            return self.variable(node.name)
+            return self.variable(node)
         if isinstance(node, numba_ir.Expr):
             code = getattr(self, f"{node.op}_", None)
             if code is None:
@@ -211,7 +214,7 @@ class _Call:
 
     def binop_(self, node):
         operation = node.immutable_fn if node.op == "inplace_binop" else node.fn
-        a, b = self.variable(node.lhs.name), self.variable(node.rhs.name)
+        a, b = self.variable(node.lhs), self.variable(node.rhs)
         if operation in (operator.is_, operator.is_not) or isinstance(b, tuple):
             return operation(a, b)
         if operation is operator.contains and not is_known((a, b)):
@@ -221,42 +224,42 @@ class _Call:
     inplace_binop_ = binop_
 
     def unary_(self, node):
-        a = self.variable(node.value.name)
+        a = self.variable(node.value)
         return node.fn(a) if is_known(a) else unary(self.b, node.fn.__name__, a)
 
     def call_(self, node):
-        given = tuple(self.variable(var.name) for var in node.args)
+        given = tuple(self.variable(var) for var in node.args)
         if node.vararg is not None:
-            given += self.variable(node.vararg.name)
-        return call(self.b, self.variable(node.func.name), given, {name: self.variable(v.name) for name, v in node.kws})
+            given += self.variable(node.vararg)
+        return call(self.b, self.variable(node.func), given, {name: self.variable(v) for name, v in node.kws})
 
     def getattr_(self, node):
-        value = self.variable(node.value.name)
+        value = self.variable(node.value)
         return value.get(self.b, node.attr) if isinstance(value, Compound) else getattr(value, node.attr)
 
     def getitem_(self, node):
-        return item(self.b, self.variable(node.value.name), self.variable(node.index.name))
+        return item(self.b, self.variable(node.value), self.variable(node.index))
 
     def static_getitem_(self, node):
-        return item(self.b, self.variable(node.value.name), node.index)
+        return item(self.b, self.variable(node.value), node.index)
 
     def build_tuple_(self, node):
-        return tuple(self.variable(var.name) for var in node.items)
+        return tuple(self.variable(var) for var in node.items)
 
     def getiter_(self, node):
-        return RangeLoop(self.b, self.variable(node.value.name))
+        return RangeLoop(self.b, self.variable(node.value))
 
     def iternext_(self, node):
-        return self.variable(node.value.name).next(self.b)
+        return self.variable(node.value).next(self.b)
 
     def pair_first_(self, node):
-        return self.variable(node.value.name)[0]
+        return self.variable(node.value)[0]
 
     def pair_second_(self, node):
-        return self.variable(node.value.name)[1]
+        return self.variable(node.value)[1]
 
     def cast_(self, node):
-        return self.variable(node.value.name)
+        return self.variable(node.value)
 
     exhaust_iter_ = cast_
 

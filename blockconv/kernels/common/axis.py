@@ -127,5 +127,5 @@ def cost(request: Request) -> float:
     """Seconds to move source and destination, or for the work on each vector, or part of one, of a block."""
     layout, size = request.dst, request.dst.size(request.problem.shape)
     part = min(16, layout.blocks[1]) if layout.is_blocked and layout.blocks[1] > 1 else 16
-    nbytes, computed = size * request.types.src.itemsize, size / part * request.machine.fma_seconds(16, 4)
+    nbytes, computed = size * request.itemsize, size / part * request.machine.fma_seconds(16, 4)
     return request.seconds(nbytes, nbytes, computed * MULTIPLY_ADDS)

@@ -47,6 +47,11 @@ class Request:
         return geometry(self.dst, self.problem.dst_shape, self.types.dst.itemsize)
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the source."""
+        return self.types.src.itemsize
+
+    @property
     def lanes(self) -> int:
         """Accumulators of a vector."""
         return self.machine.lanes(self.types.acc.itemsize)

@@ -47,7 +47,7 @@ class _Tile(NamedTuple):
 
 def why_not(request: Request) -> Reason | None:
     """Why vectors cannot run along the pixels of a row, or the images of a pixel."""
-    p, itemsize = request.problem, request.types.src.itemsize
+    p, itemsize = request.problem, request.itemsize
     at, most = space_of(request), request.machine.lanes(itemsize) // 2
     for layout, strides in ((request.src, request.source), (request.dst, request.destination)):
         if contiguous_channels(strides, at, itemsize) and (p.g > 1 or p.oc > most):
@@ -71,7 +71,7 @@ def contiguous_channels(strides: Geometry, at: Space, itemsize: int) -> int:
 def space_of(request: Request) -> Space:
     """The space that tiles run in. Only the packing of planes finds the rows of a flat destination."""
     flat = space(request, strided=True)
-    has_planes = not contiguous_channels(request.source, flat, request.types.src.itemsize)
+    has_planes = not contiguous_channels(request.source, flat, request.itemsize)
     return flat if has_planes else space(request)
 
 
@@ -84,7 +84,7 @@ def _lanes(machine: Machine, itemsize: int) -> list[int]:
 @bounded_cache
 def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem on a machine. Tile sizes do not depend on the threads."""
-    p, m, threads, itemsize = request.problem, request.machine, request.threads, request.types.src.itemsize
+    p, m, threads, itemsize = request.problem, request.machine, request.threads, request.itemsize
     at = space_of(request)
     oc, pixel_bytes = p.group_oc, p.group_ic * at.depth * itemsize
 
@@ -169,7 +169,7 @@ def cycles(request: Request, at: Space, found: ConvBlocking) -> float:
 
 def _cycles(request: Request, at: Space, tile: _Tile, rows: int, cols: int) -> float:
     """`cycles`, of tasks of at most so many rows and columns."""
-    p, machine, itemsize = request.problem, request.machine, request.types.src.itemsize
+    p, machine, itemsize = request.problem, request.machine, request.itemsize
     ic, oc = p.group_ic, p.group_oc
     down, along = -(-at.oh // rows), -(-at.ow // cols)
     tasks, columns = at.images * p.g * down * along, -(-at.ow // tile.pixels) / along

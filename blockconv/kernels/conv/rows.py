@@ -163,7 +163,7 @@ def _packing(request: Request, found: ConvBlocking) -> float:
     """Seconds to pack all windows: the kernel's time, or the time to read the source's lines and to write, if more."""
     if found.in_place:
         return 0.0
-    p, known, itemsize = request.problem, request.machine.profile, request.types.src.itemsize
+    p, known, itemsize = request.problem, request.machine.profile, request.itemsize
     at, strides, shared = space(request), request.source, found.shared.groups
     tasks = at.tiles(found.task_rows, found.task_cols) * -(-p.g // shared)
     panels = tasks * -(-found.task_cols // found.panel)
@@ -358,7 +358,7 @@ def _why_not_grouped(request: Request) -> Reason | None:
     most = WIDEST * lanes // grouped_blocking.groups_per_vector(p, lanes)
     if ic > most:
         return f"needs groups of at most {most} input channels, not {ic}"
-    if request.types.src.itemsize == 1 and not fills_units(p, request.source, 4):
+    if request.itemsize == 1 and not fills_units(p, request.source, 4):
         return "needs groups whose channels are contiguous in fours"
     return None
 
@@ -409,7 +409,7 @@ def _make_reference(request: Request) -> Primitive:
             source=request.source,
             destination=request.destination,
         )
-        return [Launch(conv_reference(request.types.src.itemsize), args, p.n * padded * p.oh, 4)]
+        return [Launch(conv_reference(request.itemsize), args, p.n * padded * p.oh, 4)]
 
     return Primitive(
         cost=lambda: p.flops / (1e9 * request.threads),

@@ -185,7 +185,7 @@ def _splits(request: Request, chunks: int, tasks: int, task_sums: int) -> int:
     wanted = min(-(-TASKS // tasks), max(1, int(p.flops / SPLIT_FLOPS)), chunks)
     if 16 * tasks * task_sums <= cache:
         # Sums are few: so many shares that what one reads stays in the cache for its next task.
-        read = request.types.src.itemsize * p.n * (p.ic * p.ih * p.iw + p.oc * p.oh * p.ow)
+        read = request.itemsize * p.n * (p.ic * p.ih * p.iw + p.oc * p.oh * p.ow)
         wanted = max(wanted, min(chunks, 2 * read // cache))
     most, near = max(1, min(chunks, WORKSPACE // (tasks * task_sums))), max(1, wanted // 3)
     return min(most, _balanced(wanted, range(max(1, wanted - near), min(most, wanted + near) + 1), chunks, tasks))
@@ -235,7 +235,7 @@ def _taps(request: Request, together: int, lanes: int) -> int:
 def _wide(request: Request, together: int, lanes: int) -> int:
     """Vectors that are packed together: where pixels are far apart, more of each is read at once."""
     of = request.source, request.destination
-    contiguous = max(at.length if at.channel == request.types.src.itemsize else 1 for at in of)
+    contiguous = max(at.length if at.channel == request.itemsize else 1 for at in of)
     return max(1, min(WIDE, contiguous // lanes, -(-request.problem.g // together)))
 
 

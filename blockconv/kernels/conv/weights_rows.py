@@ -217,7 +217,7 @@ def _memory_words(request: Request, at: WeightsBlocking) -> Words:
     panel_at = _aligned(at.images * rows * cols * at.packed_ic * size)
     zeros_at = panel_at + _aligned(at.steps * at.wide * at.width * size)
     row_at = zeros_at + _aligned(at.line)
-    sums_at = row_at + _aligned(_packed_row(at) * request.types.src.itemsize)
+    sums_at = row_at + _aligned(_packed_row(at) * request.itemsize)
     return {
         "panel_at": panel_at,
         "zeros_at": zeros_at,

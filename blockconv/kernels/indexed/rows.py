@@ -35,7 +35,7 @@ _EMPTY = IndexedAxis(least=0, size=1, stride=0)
 
 
 def _index_args(request: Request, **buffers: Buffer) -> IndexedArgs:
-    p, itemsize, index = request.problem, request.types.src.itemsize, request.types.wei.itemsize
+    p, itemsize, index = request.problem, request.itemsize, request.types.wei.itemsize
     strides = [math.prod(p.shape[k + 1 :]) * itemsize for k in range(len(p.shape))]
     axes = [IndexedAxis(least=p.least(k), size=p.shape[k], stride=strides[k]) for k in p.components]
     loops = fused(Loop(size, (data * itemsize, indices * index)) for size, data, indices in p.loops if size > 1)
@@ -63,7 +63,7 @@ def _gather(request: Request) -> list[Launch]:
 def _scatter(request: Request, kind: str = "none") -> list[Launch]:
     args = _index_args(request, items=Buffer(2), dst=Buffer(3), outside=Buffer(4))
     # A plain copy is the same for all types of one size.
-    type = request.types.src if kind != "none" else Types.bits(request.types.src.itemsize).src
+    type = request.types.src if kind != "none" else Types.bits(request.itemsize).src
     return [Launch(scatter_at(request.types.wei, type, SCATTERS.index(kind)), args, 1)]
 
 
@@ -71,7 +71,7 @@ def _lines(request: Request, count: int) -> tuple[AxisLinesArgs, int, int]:
     """(args, tasks, how many are taken at a time)."""
     outer, size, inner = request.problem.lines
     args = AxisLinesArgs(size=size, inner=inner, count=count)
-    return args, outer * inner, chunk_of(outer * inner, size * request.types.src.itemsize, request.threads)
+    return args, outer * inner, chunk_of(outer * inner, size * request.itemsize, request.threads)
 
 
 def _scan(request: Request) -> list[Launch]:
@@ -99,7 +99,7 @@ def _row(op: str, launches: object, cycles: int) -> Row:
     workspace = (OutsideIndex.nbytes,) if fails else ()
 
     def seconds(request: Request) -> float:
-        p, m, itemsize = request.problem, request.machine, request.types.src.itemsize
+        p, m, itemsize = request.problem, request.machine, request.itemsize
         count = math.prod(p.dst_shape) / max(1, p.elements) if fails else math.prod(p.shape)
         moved = m.move_seconds(itemsize * math.prod(p.dst_shape), itemsize * math.prod(p.dst_shape))
         return m.launch_seconds() + moved + count * cycles * m.cycle_seconds() / request.threads

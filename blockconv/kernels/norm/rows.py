@@ -72,7 +72,7 @@ def _cut(request: Request, group: int, least: int, per_pixel: bool = False) -> N
 
     least: channels of a unit, if all channels of a pixel are contiguous and as many.
     """
-    (layout, shape), itemsize, lanes = _flat(request), request.types.src.itemsize, _lanes(request)
+    (layout, shape), itemsize, lanes = _flat(request), request.itemsize, _lanes(request)
     at, (images, c, height, width) = geometry(layout, shape, itemsize), shape
     length = c if at.length == NO_BLOCK else at.length
     unit = min(c, math.lcm(group, least if length == c else length))
@@ -118,7 +118,7 @@ def _group_cut(request: Request, walked: WalkedAxis | None = None) -> NormCut:
 
 def _batch_cut(request: Request) -> NormCut:
     cut = _cut(request, 1, UNIT)
-    cut = cut._replace(chunk=min(cut.pixels, max(1, CHUNK_BYTES // (cut.unit * request.types.src.itemsize))))
+    cut = cut._replace(chunk=min(cut.pixels, max(1, CHUNK_BYTES // (cut.unit * request.itemsize))))
     return cut._replace(splits=max(1, min(-(-TASKS // cut.units), cut.chunks)))
 
 
@@ -203,8 +203,8 @@ def _why_not(request: Request, per_pixel: bool = False) -> Reason | None:
         return None
     if max(dst.blocks[2:]) > 1:
         return f"needs rows and columns without blocks, unlike {dst}"
-    at = geometry(dst, p.shape, request.types.src.itemsize)
-    if dst.blocks[1] > 1 and at.channel != request.types.src.itemsize:
+    at = geometry(dst, p.shape, request.itemsize)
+    if dst.blocks[1] > 1 and at.channel != request.itemsize:
         return f"needs channels of a block that are neighbours, unlike {dst}"
     if per_pixel and (dst.blocks[0] > 1 or at.row != p.shape[3] * at.col):
         return f"needs pixels that are evenly apart, unlike {dst}"
@@ -255,7 +255,7 @@ def _batch_row(op: str, buffers: tuple[str, ...]) -> Row:
             return f"needs a layout without blocks of images, unlike {request.dst}"
 
         def seconds() -> float:
-            nbytes = request.types.src.itemsize * math.prod(request.problem.shape)
+            nbytes = request.itemsize * math.prod(request.problem.shape)
             return request.seconds((4 if "grad" in buffers else 2 + extra) * nbytes, nbytes, launches=3)
 
         cut = _batch_cut(request)

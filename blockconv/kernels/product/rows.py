@@ -102,7 +102,7 @@ def product_words(
 
 def panels_op(request: Request, x: Product, own: Matrices, src: Buffer, dst: Buffer) -> Launch:
     """The op that packs all right matrices of an operand."""
-    kind, turned = request.types.src, own.column != request.types.src.itemsize
+    kind, turned = request.types.src, own.column != request.itemsize
     stride = own.column if turned else own.row
     args = fill(
         kernels.PanelArgs,

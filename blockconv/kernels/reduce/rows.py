@@ -137,7 +137,7 @@ def _why_not(request: Request) -> Reason | None:
 
 
 def _cost(request: Request) -> float:
-    return request.seconds(request.types.src.itemsize * math.prod(request.problem.shape), 0)
+    return request.seconds(request.itemsize * math.prod(request.problem.shape), 0)
 
 
 ROWS = (same_layout_row("reduce_mean", "reduce_mean", NUMBERS, _cost, _launches, _why_not),)

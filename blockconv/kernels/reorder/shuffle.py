@@ -37,7 +37,7 @@ def _tile(request: Request) -> ShuffleTile:
     A pixel of a tile is loaded or stored, and joined with others to vectors; these are shuffled as often as their
     number is halved.
     """
-    problem, layout, itemsize = request.problem, request.dst, request.types.src.itemsize
+    problem, layout, itemsize = request.problem, request.dst, request.itemsize
     outer, inner = positions(layout, problem.shape, 1, itemsize)
     g, padded = geometry(layout, problem.shape, itemsize), layout.padded_shape(problem.shape)[1]
     block = min(g.length, padded)
@@ -53,7 +53,7 @@ def _tile(request: Request) -> ShuffleTile:
 
 
 def _launches(request: Request) -> list[Launch]:
-    p, layout, itemsize, threads = request.problem, request.dst, request.types.src.itemsize, request.threads
+    p, layout, itemsize, threads = request.problem, request.dst, request.itemsize, request.threads
     c = p.shape[1]
     if p.shape[0] == 0:
         return []
@@ -85,7 +85,7 @@ def _launches(request: Request) -> list[Launch]:
 
 
 def _why_not(request: Request) -> Reason | None:
-    problem, dst, itemsize, m = request.problem, request.dst, request.types.src.itemsize, request.machine
+    problem, dst, itemsize, m = request.problem, request.dst, request.itemsize, request.machine
     why_not = same_layout_why_not(request)
     if why_not or 0 in problem.shape:
         return why_not
@@ -98,7 +98,7 @@ def _why_not(request: Request) -> Reason | None:
 
 
 def _cost(request: Request) -> float:
-    size = request.types.src.itemsize * request.dst.size(request.problem.shape)
+    size = request.itemsize * request.dst.size(request.problem.shape)
     return request.seconds(size, size, _tile(request).cycles * request.machine.cycle_seconds() if size else 0.0)
 
 

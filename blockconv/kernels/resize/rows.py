@@ -179,7 +179,7 @@ def _with_w_inside_h(problem: ResizeProblem, layout: Layout) -> tuple[ResizeProb
 def _cost(request: Request) -> float:
     """Bytes at the speed of a copy, or a few cycles for each vector, or part of one, of a pixel and of each tap."""
     p, layout = _with_w_inside_h(request.problem, request.dst)
-    itemsize = request.types.src.itemsize
+    itemsize = request.itemsize
     size, inner = layout.size(p.dst_shape), _storage(layout, p.dst_shape).inner
     vectors = size / inner * -(-inner // 16)
     rows, columns = (max(2.0, 2 * float(p.reach(axis))) for axis in ("h", "w"))
