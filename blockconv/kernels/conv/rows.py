@@ -17,7 +17,7 @@ Options of `make`: tile, of direct convolution, a `TileShape` in place of the ch
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from blockconv.core.layout import Layout
@@ -55,12 +55,15 @@ _FLOAT32 = element("float32")
 
 
 def _tiled(
+    name: str,
+    dtypes: Collection[str],
     cut: Callable[..., ConvBlocking],
     seconds: Callable[[Request, ConvBlocking, Space], float],
     weights: Callable[[ConvBlocking], WeightForm],
     why_not: Callable[[Request], Reason | None],
-) -> Callable[..., Primitive | Reason]:
-    """`Row.make` of tiles.
+    least: Callable[[Request], float],
+) -> Row:
+    """The row of a kernel of tiles. name, dtypes, least: as in `Row`.
 
     cut(request): the blocking; its option `tile` is a shape to take. seconds(request, blocking, space): predicted of
     tiles and packing, on one thread.
@@ -88,7 +91,7 @@ def _tiled(
             blocking=found,
         )
 
-    return make
+    return Row(name, "conv2d", make, dtypes, least=least)
 
 
 def _kept(at: Space, request: Request, found: ConvBlocking) -> Kept:
@@ -206,13 +209,8 @@ def _why_not_pairs(request: Request) -> Reason | None:
     return None
 
 
-DIRECT = Row(
-    name="conv_direct",
-    op="conv2d",
-    dtypes=_DTYPES | {str(types) for types in INT4 | INT8 | HALVES},
-    make=_tiled(blocking, _cost_direct, _weights_dense, _why_not_pairs),
-    least=_least,
-)
+_DIRECT = _DTYPES | {str(types) for types in INT4 | INT8 | HALVES}
+DIRECT = _tiled("conv_direct", _DIRECT, blocking, _cost_direct, _weights_dense, _why_not_pairs, _least)
 
 
 # ---------------------------------------------------------------- regions
@@ -290,12 +288,14 @@ def _cost_matrix(request: Request, found: ConvBlocking, at: Space) -> float:
     return count * tiles * (matrix_blocking.tile_seconds(request, found) + stored) + packed
 
 
-MATRIX = Row(
-    name="conv_matrix",
-    op="conv2d",
-    dtypes={str(types) for types in (*INT4, *INT8, *HALVES) if types.src.kind != FLOAT},
-    make=_tiled(matrix_blocking.blocking, _cost_matrix, _weights_dense, _why_not_matrix),
-    least=_least_of_matrices,
+MATRIX = _tiled(
+    "conv_matrix",
+    {str(types) for types in (*INT4, *INT8, *HALVES) if types.src.kind != FLOAT},
+    matrix_blocking.blocking,
+    _cost_matrix,
+    _weights_dense,
+    _why_not_matrix,
+    _least_of_matrices,
 )
 
 
@@ -314,12 +314,14 @@ def _cost_matrix_pixels(request: Request, found: ConvBlocking, at: Space) -> flo
     return count * matrix_pixel_blocking.tile_seconds(request, found) + _packing(request, found)
 
 
-MATRIX_PIXELS = Row(
-    name="conv_matrix_pixels",
-    op="conv2d",
-    dtypes={str(types) for types in (*INT8, *HALVES) if types.src.kind != FLOAT},
-    make=_tiled(matrix_pixel_blocking.blocking, _cost_matrix_pixels, _weights_dense, _why_not_matrix_pixels),
-    least=_least_of_matrices,
+MATRIX_PIXELS = _tiled(
+    "conv_matrix_pixels",
+    {str(types) for types in (*INT8, *HALVES) if types.src.kind != FLOAT},
+    matrix_pixel_blocking.blocking,
+    _cost_matrix_pixels,
+    _weights_dense,
+    _why_not_matrix_pixels,
+    _least_of_matrices,
 )
 
 
@@ -331,11 +333,13 @@ def _cost_pixels(request: Request, found: ConvBlocking, at: Space) -> float:
     return pixel_blocking.cycles(request, at, found) * request.machine.cycle_seconds()
 
 
-PIXELS = Row(
-    name="conv_pixels",
-    op="conv2d",
-    dtypes=_DTYPES,
-    make=_tiled(pixel_blocking.blocking, _cost_pixels, _weights_dense, pixel_blocking.why_not),
+PIXELS = _tiled(
+    "conv_pixels",
+    _DTYPES,
+    pixel_blocking.blocking,
+    _cost_pixels,
+    _weights_dense,
+    pixel_blocking.why_not,
     # Without overlapping taps, the model counts cycles, and not the measured tiles.
     least=lambda request: _least(request) if request.problem.kh * request.problem.kw > 1 else 0.0,
 )
@@ -384,11 +388,13 @@ def _cost_grouped(request: Request, found: ConvBlocking, at: Space) -> float:
     return tiles * (multiply_adds + stored) + _packing(request, found)
 
 
-GROUPED = Row(
-    name="conv_grouped",
-    op="conv2d",
-    dtypes=_DTYPES | {str(types) for types in INT8 | HALVES},
-    make=_tiled(grouped_blocking.blocking, _cost_grouped, _weights_grouped, _why_not_grouped),
+GROUPED = _tiled(
+    "conv_grouped",
+    _DTYPES | {str(types) for types in INT8 | HALVES},
+    grouped_blocking.blocking,
+    _cost_grouped,
+    _weights_grouped,
+    _why_not_grouped,
     least=lambda request: _least(request) if request.problem.g > 1 else math.inf,
 )
 
