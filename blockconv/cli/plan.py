@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from rich.console import Console
@@ -14,7 +14,7 @@ from blockconv.core.files import replacing
 from blockconv.core.types import FloatType
 from blockconv.dispatch import measuring, tuning
 from blockconv.machine.profile import VARIABLE
-from blockconv.network.plan import Plan, compile
+from blockconv.network.plan import compile
 from blockconv.network.planning.planned import Layouts
 from blockconv.runtime import get_num_threads
 
@@ -56,7 +56,8 @@ def _plan(options: argparse.Namespace, console: Console) -> int:
         plan = compile(network, layouts, options.planner, options.measure, **asked)
         if options.profile:
             steps.begin("timing every call")
-            plan.profile(*_noise(plan))
+            rng = np.random.default_rng(0)
+            plan.profile(*(rng.standard_normal(x.shape).astype(x.dtype) for x in plan.network.inputs))
     said = [plan.explain()]
     if options.report:
         plan.report(options.report)
@@ -78,11 +79,6 @@ def _layouts(given: list[str]) -> Layouts:
         rule = "has to be layouts, or NODE=LAYOUT with a different node each time"
         raise ArgumentError("plan", "--layouts", " ".join(given), rule)
     return nodes[""] if len(pairs) == 1 else [layout for _, layout in pairs]
-
-
-def _noise(plan: Plan) -> list[Any]:
-    rng = np.random.default_rng(0)
-    return [rng.standard_normal(tensor.shape).astype(tensor.dtype) for tensor in plan.network.inputs]
 
 
 def _tune(options: argparse.Namespace, console: Console) -> int:

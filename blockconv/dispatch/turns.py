@@ -59,7 +59,8 @@ class Clock:
         now = samples.pop(_CLOCK)
         if _spread(now) > MOST_SPREAD or statistics.median(now) > (1 + MOST_SLOWED) * self.alone:
             return {}
-        now = _smoothed(now)
+        # A clock changes for longer than what disturbs one sample.
+        now = [statistics.median(now[max(0, i - 1) : i + 2]) for i in range(len(now))]
         return {
             name: [each * self.alone / at for each, at in zip(taken, now, strict=True)]
             for name, taken in samples.items()
@@ -123,11 +124,6 @@ def _spread(samples: Sequence[float]) -> float:
     """From the lower quartile to the median, as a share."""
     lower, median, _ = statistics.quantiles(samples, n=4)
     return median / lower - 1
-
-
-def _smoothed(samples: Sequence[float]) -> list[float]:
-    """Each sample's median with those before and after it: a clock changes for longer than what disturbs one sample."""
-    return [statistics.median(samples[max(0, i - 1) : i + 2]) for i in range(len(samples))]
 
 
 def _samples(runs: Runs, repeats: dict[Any, int]) -> dict[Any, list[float]]:

@@ -113,7 +113,9 @@ def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUA
     missing = [output for output in network.outputs if sorted(known.get(output, ())) != list(PIXELS)]
     if missing:
         raise UnsupportedError(f"{network.name}: outputs {missing} have no pixels along the axes {PIXELS}")
-    strides, asked = [_stride(known, k) for k in range(2)], _asked(tile)
+    # Pixels of the image by which a tile can move so that each value moves by whole pixels.
+    strides = [math.lcm(*(_along(reach, k).step.numerator for reach in known.values())) for k in range(2)]
+    asked = _asked(tile)
     sizes = []
     for k, axis in enumerate(PIXELS):
         least = asked[k] or _shared(shape[axis], strides[k], usual[k], known, k)
@@ -147,11 +149,6 @@ def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUA
 def _along(reach: Mapping[int, Reach], k: int) -> Reach:
     """The reach along the k-th axis of pixels, wherever a value has it."""
     return reach[sorted(reach)[k]]
-
-
-def _stride(known: Known, k: int) -> int:
-    """Pixels of the image by which a tile can move so that each value moves by whole pixels."""
-    return math.lcm(*(_along(reach, k).step.numerator for reach in known.values()))
 
 
 def _asked(tile: Any) -> list[int | None]:

@@ -115,7 +115,9 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
             return _planned(graph, recorded(name, kind, owned), how, set() if kind == "backward" else _static())
 
     how: dict[str, Any] = {"decompositions": decompositions()}
-    if trains := _needs_gradients(example_inputs):
+    # Graphs of a training step keep PyTorch's ops whole: they are fast as such.
+    needs_gradients = (isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
+    if trains := torch.is_grad_enabled() and any(needs_gradients):
         how["partition_fn"] = partition_step
         # Else PyTorch writes running statistics after the graph, and a checkpoint that reads them finds them changed.
         how["keep_inference_input_mutations"] = True
@@ -130,11 +132,6 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
     )
     with kept_whole(trains):
         return compiler(gm, example_inputs)
-
-
-def _needs_gradients(inputs: Sequence[Any]) -> bool:
-    """Whether AOTAutograd makes graphs of a training step. These keep PyTorch's ops whole: they are fast as such."""
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
 
 
 def _mark_static(graph: Any) -> None:

@@ -358,7 +358,8 @@ def _recurrent(call: Call) -> list[Tensor]:
         raise Unsupported("packed sequences" if "batch_sizes" in call.arguments else "dropout")
     reverse = (False, True)[: 1 + call["bidirectional"]]
     layers, d, each = call["num_layers"], len(reverse), 4 if call["has_biases"] else 2
-    arrays = [value.array for value in call["params"] if isinstance(value, Constant)]
+    split = [np.split(value.array, len(_GATES[name])) for value in call["params"] if isinstance(value, Constant)]
+    arrays = [np.concatenate([parts[k] for k in _GATES[name]]) for parts in split]
     if len(arrays) != layers * d * each:
         raise Unsupported("projections, or weights that are no constants")
     given = [call.tensor(value) for value in (call["hx"] if name == "lstm" else [call["hx"]])]
@@ -367,7 +368,7 @@ def _recurrent(call: Call) -> list[Tensor]:
     ends: list[list[Tensor]] = []
     for layer in range(layers):
         own = arrays[layer * d * each : (layer + 1) * d * each]
-        weights = [np.stack([_in_order(array, name) for array in own[k::each]]) for k in range(each)]
+        weights = [np.stack(own[k::each]) for k in range(each)]
         weights += [np.zeros(weights[0].shape[:2], weights[0].dtype)] * (4 - each)
         states = [call.helper(ops.Slice(0, layer * d, d), state) for state in given]
         y, *last = call.recurrent(x, "lstm" if name == "lstm" else "gru_of_sums", reverse, weights, states)
@@ -378,8 +379,3 @@ def _recurrent(call: Call) -> list[Tensor]:
         call.transposed(x, order, helps=True),
         *(call.helper(ops.Concat(0), *some) for some in zip(*ends, strict=True)),
     ]
-
-
-def _in_order(array: Array, name: str) -> Array:
-    parts = np.split(array, len(_GATES[name]))
-    return np.concatenate([parts[k] for k in _GATES[name]])

@@ -89,16 +89,12 @@ def dequantized(network: Network) -> list[Node]:
     for node in network.nodes:
         flows = [name for name in node.inputs if name not in network.constants]
         makers = [network.producers.get(name) for name in flows]
-        integers = all(maker is not None and _is_of_integers(network, maker) for maker in makers)
+        read = [one.src for one in makers if one is not None and isinstance(one.attributes, Dequantize)]
+        integers = len(read) == len(makers) and all(network.tensors[name].type.name in INTEGERS for name in read)
         quantized = any(isinstance(reader.attributes, Quantize) for reader in network.readers[node.output])
         if not isinstance(node.attributes, kinds) and integers and (quantized or isinstance(node.attributes, Conv2d)):
             found.append(node)
     return found
-
-
-def _is_of_integers(network: Network, node: Node) -> bool:
-    """Whether a node dequantizes 8 or 4 bits, and not sums."""
-    return isinstance(node.attributes, Dequantize) and network.tensors[node.src].type.name in INTEGERS
 
 
 # ---------------------------------------------------------------- what moves elements

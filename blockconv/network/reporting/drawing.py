@@ -177,16 +177,13 @@ def lines(found: Sequence[DrawnRow], made: Schedule) -> list[Line]:
     drawn = [Line(frozenset(writers[group]), frozenset(readers[group]), 0) for group in writers]
     taken: list[list[Line]] = []
     for line in sorted(drawn, key=lambda line: (line.last - line.first, line.first)):
-        lane = next((n for n, others in enumerate(taken) if all(_apart(line, other) for other in others)), len(taken))
+        # Lines share a lane if they are apart. One may end where another begins: it enters the box above.
+        apart = ([a.last <= line.first or line.last <= a.first for a in others] for others in taken)
+        lane = next((n for n, known in enumerate(apart) if all(known)), len(taken))
         if lane == len(taken):
             taken.append([])
         taken[lane].append(line._replace(lane=lane))
     return sorted((line for others in taken for line in others), key=lambda line: line.first)
-
-
-def _apart(a: Line, b: Line) -> bool:
-    """Whether two lines can share a lane. One may end where another begins: it enters the box above."""
-    return a.last <= b.first or b.last <= a.first
 
 
 def direct(found: Sequence[DrawnRow], made: Schedule) -> set[int]:
