@@ -53,6 +53,17 @@ class _Options:
     """Options that take values of the types of their defaults, as ONNX Runtime's do."""
 
     __slots__ = ()
+    entries: dict[str, str]
+
+    def _add(self, key: str, value: str) -> None:
+        """Keep an entry. It has no other effect."""
+        self.entries[key] = value
+
+    def _get(self, key: str) -> str:
+        """The value of an entry. Raises RuntimeError for a key without one."""
+        if key not in self.entries:
+            raise RuntimeError(f"{type(self).__name__} does not have configuration with key: {key}")
+        return self.entries[key]
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         default = {one.name: one.default for one in fields(self)}.get(name)
@@ -125,15 +136,7 @@ class SessionOptions(_Options):
         """Always False: sessions have one provider, whatever the options say."""
         return False
 
-    def add_session_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry, for `get_session_config_entry`. It has no other effect."""
-        self.entries[key] = value
-
-    def get_session_config_entry(self, key: str) -> str:
-        """The value of an entry. Raises RuntimeError for a key without one."""
-        if key not in self.entries:
-            raise RuntimeError(f"SessionOptions does not have configuration with key: {key}")
-        return self.entries[key]
+    add_session_config_entry, get_session_config_entry = _Options._add, _Options._get
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
         """Give a symbolic dimension a size."""
@@ -167,12 +170,4 @@ class RunOptions(_Options):
     terminate: bool = False
     entries: dict[str, str] = field(default_factory=dict, repr=False, init=False)
 
-    def add_run_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry, for `get_run_config_entry`. It has no other effect."""
-        self.entries[key] = value
-
-    def get_run_config_entry(self, key: str) -> str:
-        """The value of an entry. Raises RuntimeError for a key without one."""
-        if key not in self.entries:
-            raise RuntimeError(f"RunOptions does not have configuration with key: {key}")
-        return self.entries[key]
+    add_run_config_entry, get_run_config_entry = _Options._add, _Options._get

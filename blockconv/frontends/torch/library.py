@@ -189,18 +189,14 @@ def _is_watched(args: Sequence[Any]) -> bool:
 
 def _in_autocast(op: Any) -> Run:
     autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    taken = torch.float32, torch.bfloat16, torch.float16
 
     def call(*args: Any) -> Any:
         dtype = torch.get_autocast_dtype("cpu")
         with torch._C._ExcludeDispatchKeyGuard(autocast):
-            return op(*(_cast(each, dtype) for each in args))
+            return op(*(x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in taken else x for x in args))
 
     return call
-
-
-def _cast(value: Any, dtype: Any) -> Any:
-    taken = torch.float32, torch.bfloat16, torch.float16
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in taken else value
 
 
 # ---------------------------------------------------------------- memory formats
@@ -259,15 +255,6 @@ def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilatio
     return _empty(x, (x.shape[0], w.shape[0], *sizes), _layout(x, w))
 
 
-def _backward_data(shape: Ints, w: Any, grad: Any, bias: Any, *options: Any) -> Any:
-    return biased_backward_data(tuple(shape), w, grad, bias, _tuples(options), _layout(grad, w))
-
-
-def _backward_weights(x: Any, shape: Ints, grad: Any, *options: Any) -> Any:
-    out = _empty(x, shape, _layout(x, grad))
-    return conv2d_backward_weights(x, tuple(shape), grad, *_tuples(options), out=out)
-
-
 _define(
     f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_CONVOLVED}) -> Tensor",
     _conv2d,
@@ -275,12 +262,16 @@ _define(
 )
 _define(
     f"conv2d_backward_data(SymInt[] input_shape, Tensor weight, Tensor grad, Tensor? bias, {_CONVOLVED}) -> Tensor",
-    _backward_data,
+    lambda shape, w, grad, bias, *options: biased_backward_data(
+        tuple(shape), w, grad, bias, _tuples(options), _layout(grad, w)
+    ),
     lambda shape, w, grad, *options: _empty(grad, shape, _layout(grad, w)),
 )
 _define(
     f"conv2d_backward_weights(Tensor input, SymInt[] weight_shape, Tensor grad, {_CONVOLVED}) -> Tensor",
-    _backward_weights,
+    lambda x, shape, grad, *options: conv2d_backward_weights(
+        x, tuple(shape), grad, *_tuples(options), out=_empty(x, shape, _layout(x, grad))
+    ),
     lambda x, shape, grad, *options: _empty(x, shape, _layout(x, grad)),
 )
 

@@ -215,12 +215,10 @@ def drawing(found: Sequence[DrawnRow], made: Schedule, why: Sequence[str]) -> st
     pitch = min(PITCH, WIDEST / max(lanes, 1))
     left = 14 + pitch * lanes
     most = max((t for row in found for t in (row.predicted, row.measured) if t is not None), default=0.0) or 1.0
-    parts = []
-    for k, row in enumerate(found):
-        parts.append(_row(row, _wires(k, wires, next_to, left, pitch), why[k], most))
+    drawn = (_row(row, _wires(k, wires, next_to, left, pitch), why[k], most) for k, row in enumerate(found))
     timed = any(row.measured is not None for row in found)
     style = "plan" if timed else "plan untimed"
-    return f'<div class="{style}" style="--left:{left:.0f}px">{_head(timed)}{"".join(parts)}</div>'
+    return f'<div class="{style}" style="--left:{left:.0f}px">{_head(timed)}{"".join(drawn)}</div>'
 
 
 def _head(timed: bool) -> str:
