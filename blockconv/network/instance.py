@@ -114,7 +114,7 @@ class Arenas:
     """
 
     def __init__(self) -> None:
-        self._idle: list[Array] = []
+        self.idle: list[Array] = []  # which no call uses
         self._most = 0  # bytes that a size was bound to
 
     def expect(self, nbytes: int) -> None:
@@ -124,18 +124,15 @@ class Arenas:
     def take(self, nbytes: int) -> Array:
         """An arena of at least so many bytes; a smaller one that was idle goes."""
         try:
-            arena = self._idle.pop()
+            arena = self.idle.pop()
         except IndexError:  # other calls have them
             arena = None
         return aligned_empty(max(nbytes, self._most)) if arena is None or arena.nbytes < nbytes else arena
 
-    def give_back(self, arena: Array) -> None:
-        self._idle.append(arena)
-
     @property
     def nbytes(self) -> int:
         """Bytes of the arenas that no call uses."""
-        return sum(arena.nbytes for arena in self._idle)
+        return sum(arena.nbytes for arena in self.idle)
 
 
 class BoundPlan(NamedTuple):
@@ -178,7 +175,7 @@ class BoundPlan(NamedTuple):
             return work(address, segments)
         finally:
             failures = [report.failure(arena) for report in reports] if reports else ()
-            self.arenas.give_back(arena)
+            self.arenas.idle.append(arena)
             for failure in failures:
                 if failure is not None:
                     raise failure

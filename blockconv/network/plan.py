@@ -217,24 +217,20 @@ class Plan:
 
         Both plans share packed weights of the same form. Raises the errors of `compile`.
         """
-        options = self._asked("with_layouts", layouts)
+        options = self.options_with_choices("with_layouts", layouts)
         asked = replace(options, layouts=read_layouts(self.network, layouts), planner=options.solver, chosen=None)
         return Plan(self.network, asked, self)
 
     # -- files and copies
 
-    def options_with_choices(self) -> Options:
-        """The options that make this plan again, with the kernels and layouts that it chose.
+    def options_with_choices(self, op: str = "copy", value: object = None) -> Options:
+        """The options that make this plan again, with the kernels and layouts that it chose. Raises after `release`.
 
         :meta private:
         """
-        return self._asked("copy", self)
-
-    def _asked(self, op: str, value: object) -> Options:
-        """The options that make this plan again, with the kernels and layouts that it chose. Raises after `release`."""
         if self._released:
             rule = f"the plan's weights were released: {op} works before release only"
-            raise NetworkError(self.network.name, op, value, rule)
+            raise NetworkError(self.network.name, op, self if value is None else value, rule)
         return replace(self.options, chosen=choices(self._first.planned))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -248,7 +244,7 @@ class Plan:
 
         Raises NetworkError after `release`, and OSError if the file cannot be written. Then the old file stays.
         """
-        options = self._asked("save", str(path))
+        options = self.options_with_choices("save", str(path))
         archive.write(path, self.network, {"options": options.written(), "chosen": options.chosen})
 
     @classmethod
@@ -348,7 +344,7 @@ class Plan:
         network = how.network.with_input_shapes((count, *how.network.inputs[0].shape[1:]))
         ends = [network.inputs[0], *(network.tensors[name] for name in network.outputs)]
         nbytes = sum(tensor.elements * tensor.type.dtype.itemsize for tensor in ends)
-        return how._replace(batch=count, nbytes=nbytes + self._of((ends[0].shape,)).schedule.arena)
+        return how._replace(batch=count, nbytes=nbytes + self.bind((ends[0].shape,)).schedule.arena)
 
     def tiled(self, image: Any, tile: int | tuple[int, int] | None = None, out: Any = None, batch: int = 1) -> Any:
         """Run the plan on images of any size, tile by tile. Whole images give the same result.
@@ -384,7 +380,7 @@ class Plan:
     ) -> tuple[BoundPlan, list[Array], list[Array]]:
         """The plan for the sizes of what a call is given, its inputs as the plan reads them, and its outputs."""
         given = self._given(inputs, named)
-        bound = self._of(tuple([x.shape for x in given]))
+        bound = self.bind(tuple([x.shape for x in given]))
         sources = [end.entered(x, self.network.name) for end, x in zip(bound.inputs, given, strict=True)]
         if out is None:
             return bound, sources, [end.allocated() for end in bound.outputs]
@@ -415,8 +411,11 @@ class Plan:
         rule = f"has to be the number of inputs, {len(names)}: {', '.join(names)}"
         raise NetworkError(self.network.name, "inputs", len(given), rule, "give each in this order, or by its name")
 
-    def _of(self, shapes: Shapes) -> BoundPlan:
-        """The plan for these sizes."""
+    def bind(self, shapes: Shapes) -> BoundPlan:
+        """The plan for sizes of its inputs, which the first call binds.
+
+        :meta private:
+        """
         bound = self._planned.get(shapes)
         if bound is not None:
             return bound
@@ -437,13 +436,6 @@ class Plan:
         planned = resized(network, self.options, self._first.planned)
         # Where the choices do not do, as where a size is 0, the size is planned.
         return self._bound(planned or plan_layouts(network, replace(self.options, chosen=None)))
-
-    def bind(self, shapes: Shapes) -> None:
-        """Bind the plan for sizes of its inputs, as the first call with them does.
-
-        :meta private:
-        """
-        self._of(shapes)
 
     def _keep(self, shapes: Shapes, bound: BoundPlan) -> None:
         """Keep a size bound, and give up those that were not called for longest."""

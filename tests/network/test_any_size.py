@@ -135,7 +135,7 @@ def test_few_sizes_are_kept(net: bc.Network, monkeypatch: pytest.MonkeyPatch) ->
     assert len(plan._others) == 2
     assert (asked[0],) in plan._others, "the one that is called most stays"
     assert plan.weights_nbytes <= 3 * held, "weights do not grow with the number of sizes"
-    known = [plan._first, *(plan._of((shape,)) for shape in asked)]
+    known = [plan._first, *(plan.bind((shape,)) for shape in asked)]
     assert plan._arenas.nbytes == max(one.schedule.arena for one in known), "one arena for all sizes"
 
 
@@ -148,7 +148,7 @@ def test_memory_is_bounded_however_many_sizes_come() -> None:
     tracemalloc.start()
     try:
         for h, w in itertools.product(range(20, 32), range(40, 60)):
-            plan._of(((1, 3, h, w),))
+            plan.bind(((1, 3, h, w),))
         gc.collect()
         held, _ = tracemalloc.get_traced_memory()
     finally:

@@ -206,7 +206,7 @@ def test_memory_is_what_the_tiling_says(tmp_path: Any, batch: int) -> None:
         out = {name: np.memmap(tmp_path / f"{name}{size}", np.float32, "w+", shape=shape)
                for name, shape in how.outputs.items()}  # fmt: skip
         plan.tiled(image, 128, out=out, batch=batch)
-        plan._arenas._idle.clear()
+        plan._arenas.idle.clear()
         tracemalloc.start()
         plan.tiled(image, 128, out=out, batch=batch)
         peaks.append(tracemalloc.get_traced_memory()[1])
