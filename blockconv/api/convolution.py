@@ -16,7 +16,7 @@ from blockconv.api.arithmetic import NOTHING_QUANTIZED, Arithmetic, QuantizedOpt
 from blockconv.api.frame import Call, Computation, Derive, Frame, Result
 from blockconv.core.activation import Activation
 from blockconv.core.activation import activation as read_activation
-from blockconv.core.checks import Shape, check_same, checked_groups
+from blockconv.core.checks import Names, Shape, check_same, checked_groups
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
@@ -298,7 +298,7 @@ def _prepared(
 def convolution_frame(
     op: str,
     kind: Callable[..., CheckedConvolution] = CheckedConvolution,
-    names: tuple[str, ...] = ("input", "residual"),
+    names: Names = ("input", "residual"),
     extra: int = 0,
 ) -> Frame:
     """The frame of a function that packs its weights at each call. Its arrays have these names; weight and bias follow.

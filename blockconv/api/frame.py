@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.checks import Shape, check_same
+from blockconv.core.checks import Names, Shape, check_same
 from blockconv.core.errors import ArgumentError, DtypeError, UnsupportedError
 from blockconv.core.interop import as_numpy, like, like_any
 from blockconv.core.layout import Layout
@@ -87,9 +87,9 @@ class Computation(NamedTuple):
     workspace: int
     read: Sequence[Layout]
     results: tuple[Result, ...]
-    buffers: tuple[str, ...]
+    buffers: Names
     layout: Layout | None = None
-    derived: tuple[str, ...] = ()
+    derived: Names = ()
     derive: Derive | None = None
     beside: Mapping[str, int | Array] | None = None
 
@@ -178,13 +178,13 @@ class Frame:
     def __init__(
         self,
         op: str,
-        names: tuple[str, ...],
+        names: Names,
         solve: Callable[[Call], Computation],
-        beside: tuple[str, ...] = (),
-        optional: tuple[str, ...] = (),
+        beside: Names = (),
+        optional: Names = (),
         types: Mapping[str, Sequence[str] | None] = _NOTHING,
         takes_one: bool = False,
-        operands: tuple[str, ...] = (),
+        operands: Names = (),
     ) -> None:
         self.op, self._names, self._solve, self._beside = op, names, solve, beside
         self._types, self._takes_one = types, takes_one

@@ -12,7 +12,16 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import AnyArray, Array, DenseArray
 from blockconv.api.frame import Call, Computation, Frame, Result, check_alike, chosen, given_array
-from blockconv.core.checks import Shape, check_flag, check_same, checked_groups, checked_number, read_sizes, whole
+from blockconv.core.checks import (
+    Names,
+    Shape,
+    check_flag,
+    check_same,
+    checked_groups,
+    checked_number,
+    read_sizes,
+    whole,
+)
 from blockconv.core.eltwise_problem import BatchNormProblem, GroupNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, raised_by
 from blockconv.core.interop import as_numpy, like, like_any
@@ -179,7 +188,7 @@ def computed(op: str, name: str, array: npt.NDArray[Any], x: Any) -> npt.NDArray
 
 
 def _computation(
-    call: Call, row: str, problem: Any, layout: Layout, buffers: tuple[str, ...], others: list[Shape], **options: Any
+    call: Call, row: str, problem: Any, layout: Layout, buffers: Names, others: list[Shape], **options: Any
 ) -> Computation:
     """others: the shapes of the results beside the first, which have the type of statistics."""
     x = next(iter(call.arrays.values()))
@@ -197,7 +206,7 @@ def _one_by_one(layout: Layout) -> Layout:
 
 
 def _solve_batch(
-    op: str, call: Call, buffers: tuple[str, ...], epsilon: tuple[float, ...], results: int, extra: bool
+    op: str, call: Call, buffers: Names, epsilon: tuple[float, ...], results: int, extra: bool
 ) -> Computation:
     """results: how many, each with a number for each channel, there are beside the first."""
     x = check_alike(op, call.arrays)

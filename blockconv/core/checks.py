@@ -18,6 +18,9 @@ import numpy as np
 
 from blockconv.core.errors import ArgumentError
 
+Names = tuple[str, ...]
+Axes = tuple[int, ...]
+
 MOST_EXTENT = 1 << 31  # of an axis, a window, a stride, a dilation, a padding
 MOST_BYTES = 1 << 47  # of an array: what a process can address on x86-64
 MOST_DIMENSIONS = 6
@@ -121,7 +124,6 @@ def checked_shape(op: str, name: str, shape: Sequence[int]) -> Shape:
     return sizes
 
 
-Axes = tuple[int, ...]
 Shape = Annotated[Axes, checked_shape]
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]  # ((top, bottom), (left, right))
@@ -189,7 +191,7 @@ Label = Annotated[str, checked_label]
 # ---------------------------------------------------------------- fields of problems
 
 
-def axis_fields(x: str) -> tuple[str, ...]:
+def axis_fields(x: str) -> Names:
     return f"i{x}", f"k{x}", f"s{x}", f"p{x}", f"p{x}_r", f"d{x}"
 
 

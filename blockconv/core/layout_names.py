@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from blockconv.core.checks import Pair
+from blockconv.core.checks import Names, Pair
 from blockconv.core.errors import LayoutError
 
 
@@ -23,7 +23,7 @@ class KnownLayout(NamedTuple):
 
     name: str
     tag: str
-    aliases: tuple[str, ...]
+    aliases: Names
     used_for: str
 
 

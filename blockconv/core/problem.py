@@ -24,6 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast, get_origin, get_type
 
 from blockconv.core.checks import (
     Label,
+    Names,
     Natural,
     Pads,
     Pair,
@@ -60,7 +61,7 @@ class OpProblem(Record):
 
     op: ClassVar[str]
     row_op: ClassVar[str] = ""
-    sources: ClassVar[tuple[str, ...]] = ("shape",)
+    sources: ClassVar[Names] = ("shape",)
 
     def __post_init__(self) -> None:
         kind: Any = type(self)

@@ -14,7 +14,7 @@ import numpy as np
 
 from blockconv._version import __version__
 from blockconv.core.activation import Activation
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import NetworkError, short
 from blockconv.core.files import as_path, reading, replacing
 from blockconv.core.quantization import Quantization
@@ -26,7 +26,6 @@ from blockconv.network.ops.rule import Tensor
 from blockconv.network.rest import Rest
 
 FORMAT = 1
-Names = tuple[str, ...]
 _ATTRIBUTES: dict[str, Any] = {name: getattr(ops, name) for name in ops.__all__ if isinstance(getattr(ops, name), type)}
 _RECORDS: dict[str, Any] = {**_ATTRIBUTES, "Activation": Activation}
 

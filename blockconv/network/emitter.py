@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from blockconv.core.checks import Names
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, Array, ElementType, element
@@ -162,7 +163,7 @@ class Emitter:
 
     def network(
         self,
-        outputs: tuple[str, ...],
+        outputs: Names,
         remake: Remake | None = None,
         rest: Rest | None = None,
         like: Network | None = None,

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from blockconv.core.checks import Names
+
 RUNNERS: dict[str, str] = {}  # modules, by the libraries of nodes
 LIBRARIES = {"onnxruntime": "ONNX Runtime", "numpy": "NumPy", "pytorch": "PyTorch"}
 
@@ -46,9 +48,9 @@ class ForeignPart(NamedTuple):
     """
 
     model: bytes
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    kinds: tuple[str, ...]
+    inputs: Names
+    outputs: Names
+    kinds: Names
 
 
 def joined(network: Any, nodes: Sequence[Any], threads: int) -> tuple[ForeignPart, Session]:

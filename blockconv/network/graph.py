@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core import text
-from blockconv.core.checks import Shape, check_flag, check_shape, read_sizes
+from blockconv.core.checks import Names, Shape, check_flag, check_shape, read_sizes
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, Array, ElementType, element, ieee
@@ -43,9 +43,9 @@ class Node:
 
     name: str
     attributes: Op
-    inputs: tuple[str, ...]
+    inputs: Names
     output: str
-    parameters: tuple[str, ...] = ()
+    parameters: Names = ()
 
     @property
     def op(self) -> str:
@@ -58,7 +58,7 @@ class Node:
         return self.inputs[0]
 
     @property
-    def operands(self) -> tuple[str, ...]:
+    def operands(self) -> Names:
         """The names of the values that it reads."""
         return *self.inputs, *self.parameters
 
@@ -89,7 +89,7 @@ class Network:
     """
 
     inputs: tuple[Tensor, ...]
-    outputs: tuple[str, ...]
+    outputs: Names
     nodes: tuple[Node, ...]
     constants: Mapping[str, Array]
     name: str = "network"

@@ -217,20 +217,24 @@ class Plan:
 
         Both plans share packed weights of the same form. Raises the errors of `compile`.
         """
-        options = self.options_with_choices("with_layouts", layouts)
+        options = self._asked("with_layouts", layouts)
         asked = replace(options, layouts=read_layouts(self.network, layouts), planner=options.solver, chosen=None)
         return Plan(self.network, asked, self)
 
     # -- files and copies
 
-    def options_with_choices(self, op: str = "copy", value: object = None) -> Options:
-        """The options that make this plan again, with the kernels and layouts that it chose. Raises after `release`.
+    def options_with_choices(self) -> Options:
+        """The options that make this plan again, with the kernels and layouts that it chose.
 
         :meta private:
         """
+        return self._asked("copy", self)
+
+    def _asked(self, op: str, value: object) -> Options:
+        """The options that make this plan again, with the kernels and layouts that it chose. Raises after `release`."""
         if self._released:
             rule = f"the plan's weights were released: {op} works before release only"
-            raise NetworkError(self.network.name, op, self if value is None else value, rule)
+            raise NetworkError(self.network.name, op, value, rule)
         return replace(self.options, chosen=choices(self._first.planned))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -244,7 +248,7 @@ class Plan:
 
         Raises NetworkError after `release`, and OSError if the file cannot be written. Then the old file stays.
         """
-        options = self.options_with_choices("save", str(path))
+        options = self._asked("save", str(path))
         archive.write(path, self.network, {"options": options.written(), "chosen": options.chosen})
 
     @classmethod

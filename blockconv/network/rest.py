@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Names, Shape
 from blockconv.core.types import Array
 from blockconv.network.foreign import runner
 
@@ -33,11 +33,11 @@ class Rest:
 
     model: bytes = field(repr=False)
     constants: Mapping[str, Array] = field(repr=False)
-    outputs: tuple[str, ...]
-    kinds: tuple[str, ...]
-    odd: tuple[str, ...] = ()
+    outputs: Names
+    kinds: Names
+    odd: Names = ()
     head: bytes | None = field(default=None, repr=False)
-    follows: tuple[str, ...] = ()
+    follows: Names = ()
     read: Callable[[Mapping[str, Shape]], Any] | None = field(default=None, repr=False)
 
     def evaluate(self, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import NetworkError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import Array
@@ -42,7 +42,7 @@ class ForeignCall(NamedTuple):
     """
 
     session: foreign.Session
-    kinds: tuple[str, ...]
+    kinds: Names
     args: tuple[int | Buffer, ...] = ()
 
 

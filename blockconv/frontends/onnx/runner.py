@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, failing, to_install
 from blockconv.core.types import Array, numpy_dtype
 from blockconv.network.foreign import ForeignPart, counted, read_outside
@@ -290,7 +290,7 @@ class NamedNode(NamedTuple):
 
     name: str
     op: str
-    inputs: tuple[str, ...]
+    inputs: Names
 
     def __str__(self) -> str:
         return f"node {self.name!r} ({self.op})"

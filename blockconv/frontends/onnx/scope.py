@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from onnx import defs, helper
 
-from blockconv.core.checks import MOST_DIMENSIONS, Shape
+from blockconv.core.checks import MOST_DIMENSIONS, Names, Shape
 from blockconv.core.errors import ignoring
 from blockconv.core.quantization import real
 from blockconv.core.types import NUMBERS, Array, element
@@ -71,7 +71,7 @@ class ReadStep(NamedTuple):
 
     flows: tuple[tuple[str, str, int], ...]
     nodes: tuple[tuple[Node, Tensor], ...]
-    constants: tuple[str, ...]
+    constants: Names
     gives: tuple[tuple[str, str], ...]
 
 
@@ -94,7 +94,7 @@ class Scope(Emitter):
         self.dequantized: dict[str, Dequantized] = {}
         self._dequantizing: set[str] = set()  # constants of integers that a node dequantizes
         self.steps: dict[str, ReadStep] = {}
-        self.definitions: dict[tuple[str, ...], list[Any]] = {}
+        self.definitions: dict[Names, list[Any]] = {}
 
     def array(self, name: str) -> Array | None:
         return self.dequantized[name].array if name in self.dequantized else super().array(name)

@@ -18,7 +18,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils._sympy.printers import PythonPrinter
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, failing, ignoring
 from blockconv.core.interop import like
 from blockconv.frontends.torch.decompositions import decompositions
@@ -85,7 +85,7 @@ class Traces:
         programs: list[Traced],
         pickled: Any,
         again: tuple[Any, tuple[Any, ...]] | None = None,
-        called: tuple[str, ...] = (),
+        called: Names = (),
     ) -> None:
         self.programs, self.pickled, self.again, self.called = programs, pickled, again, called
         self._modes = {} if again is None else {part: part.training for part in again[0].modules()}

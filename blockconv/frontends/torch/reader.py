@@ -26,7 +26,7 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import ArgumentError, failing
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import FLOATS, NUMBERS, Array, ElementType, element, ieee
@@ -75,13 +75,13 @@ class AtenOp(NamedTuple):
     """
 
     translate: Translator
-    types: tuple[str, ...] = FLOATS
+    types: Names = FLOATS
 
 
 OPS: dict[str, AtenOp] = {}  # all that are read, by ATen's names
 
 
-def op(*names: str, types: tuple[str, ...] = FLOATS) -> Callable[[Translator], Translator]:
+def op(*names: str, types: Names = FLOATS) -> Callable[[Translator], Translator]:
     """Put a translator into the table, for the ops of these names."""
 
     def register(translate: Translator) -> Translator:
@@ -316,7 +316,7 @@ class Reader:
         """An input of the network."""
         return self.emitter.input(Tensor(self.emitter.value_name(name), shape, type))
 
-    def outputs(self, values: Iterable[Tensor]) -> tuple[str, ...]:
+    def outputs(self, values: Iterable[Tensor]) -> Names:
         """The names of outputs. An input, a constant, or an output that is there already is copied."""
         names: list[str] = []
         for tensor in values:

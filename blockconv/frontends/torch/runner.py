@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blockconv.core.checks import Names
 from blockconv.core.errors import NetworkError, UnsupportedError, failing, ignoring, to_install
 from blockconv.core.types import Array, numpy_dtype
 from blockconv.network.foreign import ForeignPart, read_outside
@@ -81,7 +82,7 @@ def _is_random(op: Any) -> bool:
 
 def joined(network: Any, nodes: Sequence[Any]) -> ForeignPart:
     """The part of some foreign nodes of a network."""
-    steps: dict[tuple[bytes, tuple[str, ...]], list[tuple[int, str]]] = {}  # outputs of each call, with their numbers
+    steps: dict[tuple[bytes, Names], list[tuple[int, str]]] = {}  # outputs of each call, with their numbers
     for node in nodes:  # equal nodes are one call, whose output has several names
         steps.setdefault((node.attributes.model, node.inputs), []).append((node.attributes.output, node.output))
     made = {node.output for node in nodes}

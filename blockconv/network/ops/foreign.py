@@ -3,7 +3,7 @@
 from dataclasses import field
 from typing import Literal
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import Array, ElementType, element
 from blockconv.network.foreign import runner
@@ -34,7 +34,7 @@ class Foreign(Op):
     is_exact = True
     model: bytes = field(repr=False)
     output: int
-    kinds: tuple[str, ...]
+    kinds: Names
     shapes: tuple[Shape, ...]
     shape: Shape
     dtype: str

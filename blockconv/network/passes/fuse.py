@@ -26,15 +26,11 @@ from blockconv.network.ops import (
     Convolution,
     ConvTranspose2d,
     DynamicConv2d,
-    Gather,
     Op,
     Pad,
     Pool2d,
     QuantizedConv2d,
     Reshape,
-    Shuffle,
-    Slice,
-    Transpose,
     Weighted,
 )
 from blockconv.network.passes import dynamic, integers, precision, products, simplify
@@ -298,6 +294,7 @@ def _gives_floats(attributes: Op) -> bool:
 
 
 _ACTIVATING = Weighted, Affine, Binary, Activate  # ops that may end with an activation
+_POOLS = Pool2d, AdaptivePool2d
 
 
 @rule
@@ -335,10 +332,11 @@ def _is_nonnegative(edit: Edit, name: str) -> bool:
     if before := edit.producer(name, *_ACTIVATING):
         act = before.attributes.activation
         return act.name == "sigmoid" or (act.number == 0 and act.first >= 0)
-    before = edit.producer(name, Pool2d, AdaptivePool2d, Concat, Gather, Shuffle, Slice, Reshape, Transpose)
-    if before is None or (getattr(before.attributes, "divisor", None) or 1) < 0:
+    before = edit.producer(name, Op)
+    if before is None or (before.attributes.on_integers() != "moves" and not isinstance(before.attributes, _POOLS)):
         return False
-    return all(_is_nonnegative(edit, source) for source in before.inputs)
+    is_sum_turned = (getattr(before.attributes, "divisor", None) or 1) < 0
+    return not is_sum_turned and all(_is_nonnegative(edit, source) for source in before.inputs)
 
 
 def _after(first: Activation, second: Activation) -> Activation | None:

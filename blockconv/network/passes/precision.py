@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from blockconv.core.checks import Names
 from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import Array, FloatType, element, ieee, numpy_dtype
@@ -62,7 +63,7 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
     wide = [name for name, tensor in network.tensors.items() if tensor.type == _FLOAT32]
     narrow = {name: take_name(f"{name}.{dtype}", taken) for name in wide}
 
-    def stored(names: tuple[str, ...]) -> tuple[str, ...]:
+    def stored(names: Names) -> Names:
         return tuple(narrow.get(name, name) for name in names)
 
     foreign = [node for node in network.nodes if isinstance(node.attributes, Foreign)]

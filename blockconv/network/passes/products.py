@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Names, Shape
 from blockconv.core.types import Array
 from blockconv.network.graph import Node
 from blockconv.network.ops import Affine, Attention, Binary, MatMul, Op, Reshape, Softmax, Transpose
@@ -151,7 +151,7 @@ def _up_reshape(edit: Edit, node: Node, a: Reshape, found: _Scores) -> bool:
     return True
 
 
-def _mask(edit: Edit, node: Node, found: _Scores) -> tuple[str, ...]:
+def _mask(edit: Edit, node: Node, found: _Scores) -> Names:
     """The operand that is the mask, if there is one."""
     if found.flowing:
         return (found.flowing,)

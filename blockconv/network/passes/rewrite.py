@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from blockconv.core.checks import Axes, Pair, Shape
+from blockconv.core.checks import Axes, Names, Pair, Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.text import free_name
 from blockconv.core.types import Array, ElementType, element
@@ -169,7 +169,7 @@ class Edit:
         inputs = (*node.inputs[:at], before.src, *node.inputs[at + 1 :])
         return self.replace(old, replace(node, attributes=attributes, inputs=inputs, **parts))
 
-    def exchange(self, before: Node, node: Node, inputs: tuple[str, ...]) -> bool:
+    def exchange(self, before: Node, node: Node, inputs: Names) -> bool:
         """`node` reads these inputs, and `before` its value, so that the second one is the first."""
         value = self.value_name(f"{node.output}.flat")
         first = replace(node, inputs=inputs, output=value)

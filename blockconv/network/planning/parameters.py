@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from blockconv import jit
+from blockconv.core.checks import Names
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import Array, ElementType
 from blockconv.dispatch.array import BlockedArray, to_layout
@@ -50,7 +51,7 @@ class Parameters:
         made._keys = {**self._keys, **{name: (name, _digest(network.constants[name])) for name in others}}
         return made
 
-    def _key(self, names: tuple[str, ...]) -> tuple[Any, ...]:
+    def _key(self, names: Names) -> tuple[Any, ...]:
         """A key that tells constants apart from all others."""
         return tuple(self._keys.get(name, name) for name in names)
 
@@ -77,10 +78,10 @@ class Parameters:
         """Forget the constants; what is packed remains."""
         self._constants = {}
 
-    def _copied(self, names: tuple[str, ...], how: tuple[Any, ...], make: Callable[[], Array]) -> Array:
+    def _copied(self, names: Names, how: tuple[Any, ...], make: Callable[[], Array]) -> Array:
         return self._kept(names, how, lambda empty: aligned_copy(make(), empty))
 
-    def _kept(self, names: tuple[str, ...], how: tuple[Any, ...], make: Callable[[Empty], Array]) -> Array:
+    def _kept(self, names: Names, how: tuple[Any, ...], make: Callable[[Empty], Array]) -> Array:
         """The array of these constants, made once. For constants of other sizes it lives as long as it is used."""
         key = self._key(names), *how
         found = self._packed.get(key)

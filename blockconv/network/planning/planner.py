@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.checks import Pair
+from blockconv.core.checks import Names, Pair
 from blockconv.core.errors import ArgumentError
 from blockconv.network.planning.elimination import STEPS, TABLE, Factor, Minimum, minimum
 
@@ -48,7 +48,7 @@ class Step:
     """An op: the tensors that it reads, the one that it writes, and its candidates."""
 
     name: str
-    inputs: tuple[str, ...]
+    inputs: Names
     output: str
     choices: tuple[Choice, ...]
 

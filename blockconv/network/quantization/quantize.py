@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.checks import check_flag
+from blockconv.core.checks import Names, check_flag
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import real
 from blockconv.core.types import INTEGERS, IntegerType, element, ieee
@@ -125,8 +125,8 @@ class _Quantizing:
     calibration: Calibration
     dtype: IntegerType
     weights: WeightTarget
-    float32: tuple[str, ...]
-    int8: tuple[str, ...]
+    float32: Names
+    int8: Names
 
     def __call__(self, network: Network) -> Network:
         return self.steps(network)[-1]
@@ -161,7 +161,7 @@ def _checked_options(
     raise ArgumentError(OP, "dtype", dtype, f"has to be {' or '.join(map(repr, INTEGERS))}")
 
 
-def _read_names(argument: str, names: object) -> tuple[str, ...]:
+def _read_names(argument: str, names: object) -> Names:
     if isinstance(names, str):
         return (names,)
     listed = tuple(names) if isinstance(names, Iterable) else (names,)

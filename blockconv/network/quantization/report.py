@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 from blockconv.core import text
+from blockconv.core.checks import Names
 
 
 class LayerReport(NamedTuple):
@@ -33,7 +34,7 @@ class QuantizationReport(NamedTuple):
     outputs: dict[str, float]
 
     @property
-    def floats(self) -> tuple[str, ...]:
+    def floats(self) -> Names:
         """The names of the layers that compute in float32."""
         return tuple(layer.name for layer in self.layers if layer.dtype == "float32")
 
