@@ -24,7 +24,7 @@ from blockconv.dispatch.boundary import (
 
 
 class _Transposed(CheckedConvolution):
-    """A convolution from the output's pixels of another to its input's, of floats."""
+    """A convolution of floats in reverse: it reads another one's output pixels and writes its input pixels."""
 
     def _check_parameters(self, groups: Any) -> int:
         if str(self.weight.dtype) not in FLOATS:

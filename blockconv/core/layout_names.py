@@ -72,8 +72,8 @@ WEIGHT_NAMES = {
 }
 
 
-# A MACE image is an array [height][width][4] of pixels. Where a layout is one, its storage is those bytes;
-# this is the number of leading storage axes that make the height.
+# A MACE image is an array [height][width][4] of pixels. These layouts store the bytes of one. The number counts the
+# leading storage axes that are its height.
 IMAGE_HEIGHT_AXES = {
     "acBd4b": 2,  # channel-major: N, H | C/4, W
     "aCbd4c": 2,  # height-major: N, H/4 | C, W

@@ -28,7 +28,7 @@ AT_ONCE = 4  # vectors that one pass over the terms computes
 class Reducing(NamedTuple):
     """A reduction that a kernel is compiled for.
 
-    result: what becomes of results: `COMPUTED` and so on.
+    result: how results are stored: `COMPUTED`, `ROUNDED`, `STORED` or `STREAMED`.
     terms: their number, or 0 if it is not known.
     """
 
@@ -174,7 +174,7 @@ class _Reduction:
         return [v.b.load(slot) for slot in slots]
 
     def checked(self, value, first):
-        """An ordered sum as integers: computed again where a quick one is near an integer, but 0."""
+        """A sum as integers. If the fast sum is near an integer other than 0, it is computed again in scipy's order."""
         v, b, weights = self.v, self.v.b, self.weights + 8 * self.step.terms
         (slot,) = self.made.slots(1, _cast(v, self.made, value))
         whole = v.intrinsic("rint", value)
@@ -195,8 +195,8 @@ class _Reduction:
     def mean(self, total):
         """A sum by the number of terms.
 
-        For integers half a unit of the sum is added: the quotient is then truncated to what division gives, as a
-        rounded product is nearer to it than that.
+        Integers add half a unit to the sum, and the product is truncated. Its rounding error is less than that, so the
+        result is the quotient's.
         """
         kind = self.v.type if self.v.type.is_float else element("float32")
         v = Vectors(self.v.b, kind, self.v.lanes, target.isa().fma)

@@ -1,8 +1,8 @@
 """Translators of ATen's ops: from a node and its operands to the network's own ops.
 
-`from_torch` and the back end of `torch.compile` share the table. A translator takes a `Call` and returns the value, or
-the list of values, that the node gives; None stands for an output that blockconv does not compute. It raises
-`Unsupported` for what blockconv has no op for.
+`from_torch` and the back end of `torch.compile` share the table. A translator gets a `Call`. It returns the node's
+value, or a list of values. None is an output that blockconv does not compute. It raises `Unsupported` if blockconv has
+no op.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Kernels of softmax and of local response normalisation: bodies of the walk over an axis.
+"""Kernels of softmax and of local response normalisation: the code that `axis_walk` runs along one axis.
 
-The softmax of x is e^(x - most) / total. Here most is the largest of all x, so no power overflows, and total is the sum
-of these powers. Its logarithm is x - (most + log(total)).
+The softmax of x is e^(x - most) / total. `most` is the largest x, so no power overflows. `total` is the sum of the
+powers. The logarithm is x - (most + log(total)).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Activations in kernels: how they are told which one, and its code, by `core.activation`'s definitions."""
+"""Activations in kernels: the words that select one, and its code. `core.activation` defines them."""
 
 import struct
 from collections.abc import Iterator

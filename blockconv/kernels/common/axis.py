@@ -26,8 +26,8 @@ Quantizations = tuple[Quantization, Quantization] | None  # of a source and a de
 def positions(layout: Layout, shape: Shape, axis: int, itemsize: int) -> tuple[Loop, Loop]:
     """The two loops, outer and inner, over all indices of the dimensions but `axis`; strides in bytes.
 
-    In a layout without blocks, or with one of this axis. They are two at most, because all dimensions outside the axis
-    are one loop, and so are all between it and its block.
+    In a layout without blocks, or with one of this axis. Two loops are enough. All dimensions outside the axis are one
+    loop. All dimensions between the axis and its block are the other.
     """
     axes = (a for a in layout.axes(shape) if a.size > 1 and a.dim != axis)
     one = Loop(1, (0,))
@@ -36,7 +36,7 @@ def positions(layout: Layout, shape: Shape, axis: int, itemsize: int) -> tuple[L
 
 
 class WalkedAxis(NamedTuple):
-    """How the walk goes over an axis.
+    """The parameters and tasks of `axis_walk` for one axis.
 
     args: the argument block, but for the body's memory.
     element, lanes, direction: the walk's parameters.

@@ -1,4 +1,7 @@
-"""Planes of a workspace that are interleaved into the rows of a destination: columns of a stride, computed apart."""
+"""Planes of a workspace are interleaved into the rows of a destination.
+
+Each plane has every s-th column, for a stride s, and was computed separately.
+"""
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, address, in_bytes, in_columns, in_rows, word
@@ -43,7 +46,7 @@ def _pairs_of(itemsize: int, lanes: int):
 
     def pair(dst, a, b, count):
         for k in range(0, count, lanes):
-            at = min(k, count - lanes) * itemsize  # the last ones are moved back, to be as many
+            at = min(k, count - lanes) * itemsize  # the last step begins earlier: it has `lanes` elements too
             transpose(dst + 2 * at, 2 * itemsize, a + at, b - a, lanes, 2, 2)
 
     return pair

@@ -131,7 +131,7 @@ def _foreign(site: Site) -> Candidate:
 
 
 def _copies(network: Network, node: Node, view: View, reorder: Reorder) -> float:
-    """The seconds to copy inputs into an output that they are parts of, where they cannot be written there at once."""
+    """Seconds to copy inputs into the output that contains them. What a producer can write there costs nothing."""
 
     def written_there(k: int, name: str) -> bool:
         first = next(reader for reader in network.readers[name] if isinstance(reader.attributes, Concat))
@@ -175,7 +175,7 @@ def accepted(
 ) -> tuple[Candidate, ...]:
     """Each row of the table that takes the problem, by its kernel's layouts; reference rows only if no other takes any.
 
-    Remembered with its costs: a network repeats its problems, and every plan of a network asks for all of them.
+    Kept with its costs: a problem occurs often in a network, and each plan requests all problems.
     """
     asked = [Request(problem, src, dst, types, 1, machine) for src in srcs for dst in dsts]
     rows = [row for one in asked[:1] for row in selection.rows_for(op, types) if row.least(one) < math.inf]
