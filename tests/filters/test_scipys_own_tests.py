@@ -51,7 +51,7 @@ def run() -> tuple[int, dict[str, int]]:
 @pytest.mark.slow
 def test_scipys_own_tests_pass(run_python: Any) -> None:
     pytest.importorskip("scipy._lib._array_api")
-    done = run_python([__file__])
+    done = run_python([__file__], timeout=1800)
     last = done.stdout.splitlines()[-1]
     print(last)
     own, everything = (int(word) for word in last.split() if word.isdigit())
