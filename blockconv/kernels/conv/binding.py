@@ -345,7 +345,7 @@ class _Binding:
         if self.blocking.pixel_lanes:
             return self.plane_packer()
         if self.blocking.has_panels_of_planes:
-            return packing_planes.pack_planes(1, self.blocking.pixels * itemsize)
+            return packing_planes.pack_planes(self.blocking.pixels * itemsize)
         return packing.pack_window(cb, itemsize)
 
     @property
@@ -372,8 +372,7 @@ class _Binding:
             touching = self.src.along(self.at.axes[2]) == channels * itemsize
             return packing_planes.pack_across(channels, touching, blocking.phases, self.at.sw, lanes, itemsize)
         if is_pointwise(self.p):
-            lanes = blocking.pixel_lanes
-            return packing_planes.pack_planes(blocking.pixels // lanes, lanes * itemsize)
+            return packing_planes.pack_planes(blocking.pixel_lanes * itemsize)
         lanes = self.isa.vector_bytes // itemsize
         if blocking.line:
             return packing_planes.pack_flat(self.p.sw, lanes, itemsize)

@@ -14,7 +14,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, packed_as_one, tiles_of
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
-from blockconv.kernels.common.request import Request, are_far, shared_sizes
+from blockconv.kernels.common.request import Request, are_far
 from blockconv.kernels.common.taps import Kept, kept_taps
 from blockconv.kernels.conv.dividing import (
     CHANNELS_OF_PLANES,
@@ -365,6 +365,8 @@ def has_parts(dst: Geometry, stored: int, width: int, groups_of: int) -> bool:
     return bool(dst.length % width or groups_of % width)
 
 
+UNLIKE = 1.2  # how much more time another tile than the anchor's takes at least, to be compiled in its place
+COLUMNS, MOST_ROWS = (7, 4), 4  # of tiles for any size, beside the most pixels that fit into the registers
 MOST_WINDOW = 1 << 30  # bytes of a tile's window
 
 
@@ -401,6 +403,7 @@ def tile_of_least_time(
         if of in (0, vectors) and not straddles_blocks(p, dst, stored, lanes, vectors * lanes)
     )
     like = None if request.anchor is None else blocking(request.at_anchor).shape
+    tiles = tuple(tile for tile in tiles if like and tile[0] == like.vectors) or tiles
     return _least_tile(m, p, at, request.types.has_finite_weights, tiles, lanes, dot, like)
 
 
@@ -416,10 +419,10 @@ def _least_tile(
     best: tuple[bool, float, int, int, tuple[int, int, int]] | None = None
     for vectors, most, bound in tiles:
         is_far, ocbs = are_far(machine, elements * p.kh * p.kw, vectors), -(-oc // (vectors * lanes))
-        for r, pixels, taps, count in _tiles(at, finite, most, like and like.pixels):
+        for r, pixels, taps, count in _tiles(at, finite, most, like):
             reduced = elements * taps * rates.step(r * pixels, vectors, is_far=is_far)
             seconds, shape = reduced + rates.end(r * pixels * vectors), (r, pixels, vectors)
-            seconds *= count * ocbs * (1.0 if like is None else _unlike(shape, like, most))
+            seconds *= count * ocbs * (1.0 if like is None or shape == like[:3] else UNLIKE)
             if best is not None and not best[0] and seconds > 1.00001 * best[1]:
                 continue
             level = float(f"{seconds:.6e}")  # of sums that are equal but for their rounding
@@ -431,7 +434,7 @@ def _least_tile(
 
 
 @bounded_cache
-def _tiles(at: Space, finite: bool, most: int, like: int | None) -> tuple[tuple[int, int, float, int], ...]:
+def _tiles(at: Space, finite: bool, most: int, like: TileShape | None) -> tuple[tuple[int, int, float, int], ...]:
     """(rows, pixels, taps on average, how many) of the tiles of `tile_sizes`, which layers of one size share.
 
     finite: whether weights are known to be.
@@ -442,24 +445,20 @@ def _tiles(at: Space, finite: bool, most: int, like: int | None) -> tuple[tuple[
     )
 
 
-def tile_sizes(at: Space, most: int, like: int | None) -> Iterator[Pair]:
+def tile_sizes(at: Space, most: int, like: TileShape | None) -> Iterator[Pair]:
     """(rows, pixels) of tiles of at most so many pixels: that share rows evenly, or, with an anchor, for any size.
 
-    like: pixels of a row of the anchor's tile, or None.
+    like: the anchor's tile, or None.
     """
-    least = -(-at.ow // most)
-    sizes = [-(-at.ow // count) for count in range(least, least + 3)]
-    if like is not None:
-        sizes = [size for size in dict.fromkeys((*shared_sizes(most), like)) if size <= min(at.ow, most)]
-    for pixels in sizes:
-        for rows in {min(at.oh, most // pixels), 1}:
+    if like is None:
+        least = -(-at.ow // most)
+        for pixels in (-(-at.ow // count) for count in range(least, least + 3)):
+            for rows in {min(at.oh, most // pixels), 1}:
+                yield rows, pixels
+        return
+    # Tiles of one column are for images that have no room for others.
+    sizes = most, *(COLUMNS if at.ow >= COLUMNS[-1] else (1,))
+    shapes = ((rows, size) for size in sizes for rows in (min(most // size, MOST_ROWS), 1))
+    for rows, pixels in dict.fromkeys([(like.rows, like.pixels), *shapes]):
+        if rows <= at.oh and pixels <= at.ow and 0 < rows * pixels <= most:
             yield rows, pixels
-
-
-def _unlike(shape: tuple[int, int, int], like: TileShape, most: int) -> float:
-    """How much more time a tile (rows, pixels, vectors) has to save to be taken in place of the anchor's, or of another
-    with its weights."""
-    if (*shape, 0) == like:
-        return 1.0
-    rows, pixels, vectors = shape
-    return (1.04 if rows * pixels == most else 1.1) if vectors == like.vectors else 1.2

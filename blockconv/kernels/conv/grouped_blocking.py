@@ -93,6 +93,6 @@ def _tile(at: Space, registers: int, like: TileShape | None) -> Pair:
     """(rows, pixels) that fit into so many accumulators, in the fewest tiles; a few more cost less than a tile."""
     tiles = (
         (-(-at.oh // rows) * -(-at.ow // pixels) * (max(rows * pixels, 4) + 1.0), (rows, pixels))
-        for rows, pixels in tile_sizes(at, registers, like and like.pixels)
+        for rows, pixels in tile_sizes(at, registers, like)
     )
     return min(tiles)[1]

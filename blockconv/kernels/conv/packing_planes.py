@@ -10,12 +10,11 @@ from blockconv.kernels.conv.packing import columns_in_bounds, is_padding, source
 
 
 @jit.kernel
-def pack_planes(vectors, vector_bytes):
-    """`pack_window` for panels of so many vectors of pixels of planes, without padding or strides.
+def pack_planes(vector_bytes):
+    """`pack_window` for panels of vectors of pixels of planes, without padding or strides.
 
     Each plane is in other pages than the one before it, which no processor prefetches: here the next panel is.
     """
-    ahead = vectors * vector_bytes
 
     def kernel(a: TilesArguments, wanted: WindowRecord):
         src = wanted.image + source_offset(a, wanted.channel) + wanted.depth * a.depth_bytes
@@ -30,10 +29,9 @@ def pack_planes(vectors, vector_bytes):
         for _ in range(a.ic_blocks):
             line = src
             for _ in range(rows):
-                for k in range(vectors):
-                    move(out + k * vector_bytes, line + k * vector_bytes, vector_bytes, 0)
-                for k in range(0, ahead, 64):
-                    prefetch(line + ahead + k)
+                for k in range(0, row_bytes, vector_bytes):
+                    move(out + k, line + k, vector_bytes, 0)
+                    prefetch(line + row_bytes + k)
                 line, out = line + src_row, out + row_bytes
             src += src_block
 

@@ -92,7 +92,13 @@ def blocking(request: Request) -> ConvBlocking:
         cycles = float(f"{_cycles(request, at, tile, at.oh, at.ow):.3e}")
         return cycles, -tile.rows * tile.vectors * tile.channels
 
-    tile = min(_tiles(m, oc, at, itemsize), key=score)
+    tiles = [*_tiles(m, oc, at, itemsize)]
+    if request.anchor is not None:
+        # The anchor's tile, or one vector of pixels, which fits into any image.
+        like = None if why_not(request.at_anchor) else blocking(request.at_anchor)
+        own = like and (like.rows, like.pixels, like.width)
+        tiles = [x for x in tiles if x.rows * x.vectors == 1 or (x.rows, x.pixels, x.channels) == own]
+    tile = min(tiles, key=score)
     ocbs = -(-oc // tile.channels)
     room, images = m.second_level_cache // 4, at.images * p.g
     if at.oh == 1:
