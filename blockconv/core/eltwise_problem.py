@@ -145,6 +145,7 @@ class LrnProblem(OpProblem):
     """
 
     op = "lrn"
+    axis = 1
     shape: Shape
     size: Positive
     alpha: float = 1e-4

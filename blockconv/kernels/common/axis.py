@@ -18,8 +18,6 @@ from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.walk import padded_channels
 from blockconv.runtime import Launch
 
-MULTIPLY_ADDS = 60.0  # time of a vector of results, in multiply-adds
-
 Quantizations = tuple[Quantization, Quantization] | None  # of a source and a destination of integers
 
 
@@ -121,11 +119,3 @@ def element_words(layout: Layout, shape: Shape, element: ElementType, given: Qua
     zero = element.bits(0 if dst is None else dst.zero_point)
     integers = conversion_words((element, element), (src, dst))
     return {"blocks": padded_channels(layout, shape, zero), "integers": integers}
-
-
-def cost(request: Request) -> float:
-    """Seconds to move source and destination, or for the work on each vector, or part of one, of a block."""
-    layout, size = request.dst, request.dst.size(request.problem.shape)
-    part = min(16, layout.blocks[1]) if layout.is_blocked and layout.blocks[1] > 1 else 16
-    nbytes, computed = size * request.itemsize, size / part * request.machine.fma_seconds(16, 4)
-    return request.seconds(nbytes, nbytes, computed * MULTIPLY_ADDS)
