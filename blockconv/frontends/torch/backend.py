@@ -242,15 +242,12 @@ def _constants(graph: Any, static: set[int]) -> set[Any]:
     found = {node for index, node in enumerate(graph.find_nodes(op="placeholder")) if index in static}
     for node in graph.nodes:
         others = [other for other in node.all_input_nodes if other not in found]
-        repeats = len(others) < len(node.all_input_nodes) and all(map(_is_size, others))
+        are_sizes = (isinstance(x.meta.get("val"), torch.SymInt) and "number" not in x.meta for x in others)
+        repeats = len(others) < len(node.all_input_nodes) and all(are_sizes)
         of_constants = not draws(node) and (not others or repeats)
         if node.op == "get_attr" or (node.op == "call_function" and of_constants):
             found.add(node)
     return found
-
-
-def _is_size(node: Any) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt) and "number" not in node.meta
 
 
 def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
@@ -451,7 +448,8 @@ class Part(torch.nn.Module):  # type: ignore[misc]
             given = [None if k in self.flows else x for k, x in enumerate(args)]
             variant = self._variants.get(key) or _Variant(self, given)
             if shapes not in variant.results:
-                variant.forget(SIZES)
+                while len(variant.results) >= SIZES:
+                    del variant.results[next(iter(variant.results))]
                 try:
                     self._plan(variant, key, shapes)
                 except BlockconvError as error:
@@ -529,11 +527,6 @@ class _Variant:
         made = [_result(value, node, sizes) for value, node in zip(known, results, strict=True)]
         self.results[tuple(shapes.values())] = tuple(made)
         return reader.emitter.network(names, self.read) if names else None
-
-    def forget(self, kept: int) -> None:
-        """Drop the results for the sizes that came first."""
-        while len(self.results) >= kept:
-            del self.results[next(iter(self.results))]
 
 
 def _result(value: Any, node: Any, sizes: Mapping[Any, int]) -> Any:

@@ -51,10 +51,6 @@ class Parameters:
         made._keys = {**self._keys, **{name: (name, _digest(network.constants[name])) for name in others}}
         return made
 
-    def _key(self, names: Names) -> tuple[Any, ...]:
-        """A key that tells constants apart from all others."""
-        return tuple(self._keys.get(name, name) for name in names)
-
     def weights(
         self, node: Node, problem: Any, form: WeightForm, how: tuple[Any, ...], beside: Beside, first: int = 0
     ) -> tuple[Array, Array]:
@@ -83,7 +79,7 @@ class Parameters:
 
     def _kept(self, names: Names, how: tuple[Any, ...], make: Callable[[Empty], Array]) -> Array:
         """The array of these constants, made once. For constants of other sizes it lives as long as it is used."""
-        key = self._key(names), *how
+        key = tuple(self._keys.get(name, name) for name in names), *how
         found = self._packed.get(key)
         if found is None:
             found = self._shared.get(key)
