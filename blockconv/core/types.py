@@ -19,6 +19,7 @@ FLOATS = ("float32", "float64", "bfloat16", "float16")
 FloatType = Literal["float32", "bfloat16", "float16"]
 # Integers that are what they are, and all that is moved, chosen, compared and converted.
 WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+COUNTED = tuple(name for name in WHOLE if name != "uint64")  # which an int64 holds
 NUMBERS = (*FLOATS, *WHOLE, "bool")
 NIBBLES = ("int4", "uint4")  # packed, two a byte, which NumPy has no dtypes of
 INTEGERS: tuple[IntegerType, ...] = (*BYTES, "int4", "uint4")

@@ -22,13 +22,12 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import Array, FloatType, ieee
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.selection import accuracy_of
-from blockconv.dispatch.tuning import read_costs
 from blockconv.network import archive, foreign
 from blockconv.network.graph import Network, check_network, read_shape
 from blockconv.network.instance import Arenas, BoundPlan, End, measured_runs
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as
-from blockconv.network.planning.own import OwnCosts, OwnPlanner, check_costs, chosen_by, cost_table, costs_by
+from blockconv.network.planning.own import OwnCosts, OwnPlanner, chosen_by, cost_table, own_costs
 from blockconv.network.planning.parameters import Parameters
 from blockconv.network.planning.planned import (
     Layouts,
@@ -122,11 +121,7 @@ def compile(
     named = planner if isinstance(planner, str) else "optimal"
     measures = check_flag("compile", "measure", measure)
     options = Options(read_layouts(network, layouts), named, measures, count, accuracy)
-    if callable(costs):
-        options = replace(options, costs=costs_by(costs, network, options))
-    else:
-        options = replace(options, costs=read_costs(costs))
-        check_costs(network, options)
+    options = replace(options, costs=own_costs(costs, network, options))
     plan = Plan(network, options if isinstance(planner, str) else chosen_by(planner, network, options))
     _warn_of_foreign(plan)
     return plan

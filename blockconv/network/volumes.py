@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blockconv.core.checks import Pair, Shape
-from blockconv.core.types import Array
 from blockconv.network.emitter import Unsupported
 from blockconv.network.lowering import Translation
 from blockconv.network.ops import (
@@ -91,7 +90,7 @@ def as_given(call: Translation, y: Tensor, x: Tensor, rank: int) -> Tensor:
     return call.reshape(y, shape if x.rank == rank + 2 else shape[1:])
 
 
-Weight = Callable[[Callable[[Array], Array] | None], Tensor]
+Weight = Callable[..., Tensor]  # of a function that changes an array, or of nothing
 
 
 def convolution(
@@ -109,7 +108,8 @@ def convolution(
         make, more = (transposed, ()) if isinstance(made, ConvTranspose2d) else (convolved, (others,))
         y = make(call, made, image, weight, bias, window.depth, *more)
     else:
-        parameters = weight((lambda w: w[:, :, None]) if window.rank == 1 else None), *bias
+        rows: Any = [lambda w: w[:, :, None]] if window.rank == 1 else []
+        parameters = weight(*rows), *bias
         if isinstance(made, ConvTranspose2d):
             y = call.emit(made, image, parameters=parameters)
         else:
@@ -152,7 +152,7 @@ def convolved(
     """The convolution of a volume.
 
     made: it along H and W.
-    weight: makes a constant of the weight (O, I/groups, KD, KH, KW), which a function changes, or nothing.
+    weight: makes a constant of the weight (O, I/groups, KD, KH, KW), which a function may change.
     others: the inputs after the first.
 
     Groups have their own channels, so there each tap is a convolution that adds to the one before it.

@@ -6,15 +6,12 @@ from typing import Any, get_args
 import numpy as np
 
 from blockconv.core.element_problem import ScatterKind
-from blockconv.core.types import FLOATS, WHOLE
+from blockconv.core.types import COUNTED, FLOATS, WHOLE
 from blockconv.frontends.onnx.scope import Call, lowered, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.sampling import Outside, Sampling, sampled
-
-_COUNTED = tuple(name for name in WHOLE if name != "uint64")  # which an int64 holds
-
 
 # ---------------------------------------------------------------- each element by itself
 
@@ -107,7 +104,7 @@ def _gather(call: Call) -> Tensor:
 @op("ScatterElements", "Scatter", "ScatterND", since=9)
 def _scatter(call: Call) -> Tensor:
     kind = call.one_of("reduction", *get_args(ScatterKind))
-    x = call.operand(0, *(() if kind == "none" else (*FLOATS, *_COUNTED)))
+    x = call.operand(0, *(() if kind == "none" else (*FLOATS, *COUNTED)))
     of_tuples = call.kind == "ScatterND"
     made = ops.ScatterAt("tuples", 0, kind) if of_tuples else ops.ScatterAt("elements", call.along, kind)
     return call.emit(made, x, call.operand(1, "int64", "int32"), call.operand(2))
@@ -136,7 +133,7 @@ def _cumulative(call: Call) -> Tensor:
 
 @op("ArgMax", "ArgMin", limits="a NaN counts as the first")
 def _arg(call: Call) -> Tensor:
-    x, last = call.operand(0, *FLOATS, *_COUNTED), bool(call["select_last_index"])
+    x, last = call.operand(0, *FLOATS, *COUNTED), bool(call["select_last_index"])
     axis = call.along
     y = call.emit(ops.Top(axis, 1, call.kind == "ArgMin", last), x)
     return y if call["keepdims"] else call.reshape(y, (*x.shape[:axis], *x.shape[axis + 1 :]))
@@ -145,7 +142,7 @@ def _arg(call: Call) -> Tensor:
 @op("TopK", limits="a constant k; a NaN counts as the first")
 def _top(call: Call) -> list[Tensor]:
     """Sorted, whether the node asks for it or not; equal elements in the order of their indices."""
-    x = call.operand(0, *FLOATS, *_COUNTED)
+    x = call.operand(0, *FLOATS, *COUNTED)
     axis = call.along
     count = int(call.array(1, "k").reshape(-1)[0]) if call.has(1) else call["k"]
     indices = call.helper(ops.Top(axis, count, not call["largest"]), x)

@@ -86,7 +86,7 @@ def convolution(
     return volumes.convolution(call, made, x, window, functools.partial(_weight, call, at), more, others)
 
 
-def _weight(call: Call, at: int, change: Callable[[Any], Any] | None) -> Tensor:
+def _weight(call: Call, at: int, change: Callable[[Any], Any] | None = None) -> Tensor:
     return call.input(at) if change is None else call.weight(at, "weight", change)
 
 
@@ -105,7 +105,7 @@ def _conv_transpose(call: Call) -> Tensor:
         pads = tuple((begin, end + step * (size == 0)) for (begin, end), step, size in sides)
     made = ops.ConvTranspose2d(groups=call.attribute("group", 1))
 
-    def changed(change: Callable[[Any], Any] | None) -> Tensor:
+    def changed(change: Callable[[Any], Any] | None = None) -> Tensor:
         return call.input(1) if change is None else call.constant(change(weight), "weight")
 
     return volumes.convolution(call, made, x, window._replace(pads=pads), changed, _bias(call))

@@ -9,13 +9,12 @@ import torch
 from torch.fx import Node as FxNode
 
 from blockconv.core.element_problem import ScatterKind
-from blockconv.core.types import NUMBERS, WHOLE, element
+from blockconv.core.types import COUNTED, NUMBERS, WHOLE, element
 from blockconv.frontends.torch.reader import Call, Constant, Value, arguments_of, hint, lowered, of_numbers, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Axes, Tensor
 
-_COUNTED = tuple(name for name in WHOLE if name != "uint64")  # which an int64 holds
 _SHORT = ("int8", "uint8", "int16", "uint16")
 MOST_SORTED = 256  # elements of a line
 
@@ -312,7 +311,7 @@ def _extreme(call: Call) -> Value:
 def _top_one(call: Call) -> Tensor:
     """The index of the first of equal elements, and of the first NaN, if there is one."""
     x, rank, dim = call.x, call.x.rank, call.get("dim")
-    if x.type.name not in (*_COUNTED, "bool") and not x.type.is_float:
+    if x.type.name not in (*COUNTED, "bool") and not x.type.is_float:
         raise Unsupported(f"of {x.type}")
     axis = 0 if dim is None else call.axis(dim, rank)
     line = call.reshape(x, (-1,)) if dim is None or not rank else x
@@ -336,7 +335,7 @@ def _ordered(call: Call) -> list[Tensor]:
     count, descending = call.get("k", size), call.get("largest", call.get("descending"))
     turns = x.type.is_float and not descending  # from the other end of the descending order
     is_long = size > MOST_SORTED and (turns or call.kind == "sort")
-    if (x.type.name not in _COUNTED and not x.type.is_float) or not size or is_long:
+    if (x.type.name not in COUNTED and not x.type.is_float) or not size or is_long:
         raise Unsupported(f"of {size} elements of {x.type}, of shape {x.shape}")
     indices = call.helper(ops.Top(axis, size if turns else count, not (turns or descending), turns), x)
     indices = call.gathered(indices, axis, np.arange(size)[::-1][:count]) if turns else indices

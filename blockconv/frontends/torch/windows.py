@@ -1,5 +1,6 @@
 """Translators of ATen's ops on images: convolutions, pools, resizing, windows and shuffles. See `ops`."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,8 +34,7 @@ def _convolution(call: Call) -> Tensor:
         image, wei = (volumes.as_images(call, one, rank) for one in (x, weight))
         return volumes.as_given(call, _flowing(call, window.within(made), image, wei), x, rank)
     bias = (call.parameter("bias"),) if call["bias"] is not None else ()
-    changed: Any = lambda change: call.parameter("weight", *[change] * (change is not None))  # noqa: E731
-    return volumes.convolution(call, made, x, window, changed, bias)
+    return volumes.convolution(call, made, x, window, functools.partial(call.parameter, "weight"), bias)
 
 
 def _flowing(call: Call, of: ops.Conv2d | ops.ConvTranspose2d, x: Tensor, weight: Tensor) -> Tensor:

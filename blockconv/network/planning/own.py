@@ -161,27 +161,25 @@ def _keys(network: Network, options: Options) -> dict[str, _Asked]:
     return known
 
 
-def costs_by(function: OwnCosts, network: Network, options: Options) -> dict[str, float]:
-    """The seconds that a user's function returns for each key; a key is left out where it returns None.
+def own_costs(costs: Any, network: Network, options: Options) -> dict[str, float]:
+    """A user's costs by key: those of a table, or what a function returns for each key, unless that is None.
 
-    Raises ArgumentError if the function returns anything else.
+    Raises ArgumentError for anything that is no cost, and for a key that no plan of this network reads, in whatever
+    layouts.
     """
-    given = {key: function(*asked[1:]) for key, asked in _keys(network, options).items()}
-    return read_costs({key: seconds for key, seconds in given.items() if seconds is not None})
-
-
-def check_costs(network: Network, options: Options) -> None:
-    """Raise ArgumentError for a key that no plan of this network reads, in whatever layouts."""
-    if not options.costs:
-        return
-    known = {key: asked.name for key, asked in _keys(network, options).items()}
-    unknown = [key for key in options.costs if key not in known]
+    if callable(costs):
+        given = {key: costs(*asked[1:]) for key, asked in _keys(network, options).items()}
+        return read_costs({key: seconds for key, seconds in given.items() if seconds is not None})
+    table = read_costs(costs)
+    known = {key: asked.name for key, asked in _keys(network, options).items()} if table else {}
+    unknown = [key for key in table if key not in known]
     if unknown:
-        rule = f"is unknown to this network, like {len(unknown)} of the {len(options.costs)} keys"
+        rule = f"is unknown to this network, like {len(unknown)} of the {len(table)} keys"
         nearest = "; ".join(map(repr, _nearest(unknown[0], known)))
         raise ArgumentError(
             "compile", "costs", unknown[0], rule, f"Plan.cost_table lists all keys; the nearest: {nearest}"
         )
+    return table
 
 
 def _nearest(key: str, known: Mapping[str, str]) -> list[str]:
