@@ -36,13 +36,13 @@ PUBLIC = {
 
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
-    ".": 5_094, "_pyinstaller": 53, "api": 18_371, "cli": 5_746, "core": 26_977, "dispatch": 16_667, "eager": 0,
-    "filters": 7_089, "frontends": 11, "frontends/onnx": 43_086, "frontends/torch": 41_027, "jit": 16_947,
+    ".": 5_094, "_pyinstaller": 53, "api": 18_371, "cli": 5_746, "core": 26_991, "dispatch": 16_667, "eager": 0,
+    "filters": 7_089, "frontends": 11, "frontends/onnx": 43_076, "frontends/torch": 40_971, "jit": 16_947,
     "kernels": 6_041, "kernels/axis": 1_263, "kernels/common": 33_695, "kernels/conv": 37_476,
     "kernels/depthwise": 29_223, "kernels/dynamic": 1_557, "kernels/eltwise": 4_525, "kernels/indexed": 2_254,
     "kernels/norm": 8_687, "kernels/pool": 23_334, "kernels/product": 7_573, "kernels/recurrent": 2_455,
     "kernels/reduce": 3_003, "kernels/reorder": 10_976, "kernels/resize": 4_928, "kernels/winograd": 12_921,
-    "machine": 3_194, "network": 100_892, "nopython": 3_935, "onnxruntime": 5_698, "runtime": 5_600, "torch": 238,
+    "machine": 3_194, "network": 100_833, "nopython": 3_935, "onnxruntime": 5_698, "runtime": 5_600, "torch": 238,
 }  # fmt: skip
 TOKENS_OF_THE_PACKAGE = 496_274
 # Capitalised names that three modules or more import. A reader has to learn each of them.

@@ -169,7 +169,7 @@ def convolved(
         raise Unsupported("3-D windows of integers in groups")
     total: Tensors = ()
     for k, tap in enumerate(taps):
-        wei = weight(lambda w, k=k: np.ascontiguousarray(w[:, :, k]))  # type: ignore[misc]
+        wei = weight(lambda w, k=k: np.ascontiguousarray(w[:, :, k]))
         total = (call.convolve(made, tap, total, (wei, *(() if total else bias))),)
     return _volume(call, total[0], n)
 
@@ -217,7 +217,7 @@ def transposed(
     y, sums = _images(call, x), dict[int, Tensor]()
     once = size == stride and dilation == 1 and begin + count <= rows * stride  # each slice is one tap's, with its bias
     for k, (first, rest) in enumerate(at):
-        wei = weight(lambda w, k=k: np.ascontiguousarray(w[:, :, k]))  # type: ignore[misc]
+        wei = weight(lambda w, k=k: np.ascontiguousarray(w[:, :, k]))
         z = call.emit(made, y, parameters=(wei, *(bias if once else ())))
         z = _padded(call, z, first * n, (rows - d - first) * n)
         sums[rest] = call.helper(Binary("add"), sums[rest], z) if rest in sums else z
