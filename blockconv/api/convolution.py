@@ -110,7 +110,8 @@ class CheckedConvolution:
         if residual is not None:
             check_same(self._op, "residual", residual.shape, shape, "the output")
             arithmetic.check_residual(residual.dtype, types.dst.array_dtype)
-            check_zero_point(self._op, "residual", residual.zero_point, self._options.residual_quantization)
+            given = self._options.residual_quantization
+            check_zero_point(self._op, "residual", residual.zero_point, given)
         found: _Prepared | None = None
         derive: Derive | None = None
         beside: dict[str, Any] | None = None
@@ -309,7 +310,8 @@ def convolution_frame(
 
     def solve(call: Call) -> Computation:
         first, options = call.options[:extra], call.options[extra:]
-        return kind(*first, *call.operands, options, call.values or NOTHING_QUANTIZED, op)._computation(call)
+        quantized = call.values or NOTHING_QUANTIZED
+        return kind(*first, *call.operands, options, quantized, op)._computation(call)
 
     optional, operands = ("residual", "bias"), ("weight", "bias")
     return Frame(op, names, solve, (), optional, TYPES, takes_one=True, operands=operands)

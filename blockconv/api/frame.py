@@ -385,7 +385,8 @@ def chosen(op: str, problem: Any, src: Layout, dst: Layout, types: Types, **opti
 
 def _copied(call: Call, found: Computation, given: Sequence[Any]) -> list[str]:
     """The names of the arrays that the kernel does not read in place."""
-    each = zip(call.arrays.items(), found.read, [x for x in given if x is not None], strict=False)
+    arrays = [x for x in given if x is not None]
+    each = zip(call.arrays.items(), found.read, arrays, strict=False)
     return [name for (name, x), to, array in each if x.layout is not to or start_of(x) != start_of(array)]
 
 

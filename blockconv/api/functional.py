@@ -209,7 +209,8 @@ def conv1d(
     wide = padding if isinstance(padding, str) else (0, single(padding))
     options = (1, single(stride)), wide, (1, single(dilation)), groups, activation, algorithm, "default"
     given = x[..., None, :], w[:, :, None], bias
-    return like(input, _CONV1D(given, options, out_layout="NCHW", values=NOTHING_QUANTIZED)[0][..., 0, :])
+    y = _CONV1D(given, options, out_layout="NCHW", values=NOTHING_QUANTIZED)[0]
+    return like(input, y[..., 0, :])
 
 
 CONV2D, _CONV1D = convolution_frame("conv2d"), convolution_frame("conv1d", names=("input",))

@@ -168,7 +168,8 @@ def _convert(
 ) -> Any:
     wanted = src.layout if layout is None else read_layout(op, "layout", layout)
     require_rank(op, wanted, "array", src.ndim)
-    dst = allocate(src.shape, wanted, dtype, 0 if quantizations[1] is None else quantizations[1].zero_point)
+    zero_point = 0 if quantizations[1] is None else quantizations[1].zero_point
+    dst = allocate(src.shape, wanted, dtype, zero_point)
     reorder_into(src, dst, quantizations)
     if isinstance(x, BlockedArray) or layout is not None:
         return dst

@@ -100,7 +100,8 @@ class Steps:
             self._moving.update(self._task, description=what, completed=self._begun)
         else:
             seconds = time.perf_counter() - self._start
-            self.console.print(f"{seconds:6.1f} s  {self._begun + 1} of {self.total}: {what}", soft_wrap=True)
+            line = f"{seconds:6.1f} s  {self._begun + 1} of {self.total}: {what}"
+            self.console.print(line, soft_wrap=True)
         self._begun += 1
 
     def __enter__(self) -> Steps:

@@ -93,7 +93,8 @@ def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d", alone: bo
 
 def function(name: str, *parameters: float) -> Activation:
     """The function of `FUNCTIONS` with this name, as what an op `Activate` computes. Parameters may lack the last."""
-    first, second = (*parameters, *[*FUNCTIONS[name].parameters.values()][len(parameters) :], 0.0, 0.0)[:2]
+    defaults = [*FUNCTIONS[name].parameters.values()]
+    first, second = (*parameters, *defaults[len(parameters) :], 0.0, 0.0)[:2]
     return Activation(name, first=first, second=second)
 
 

@@ -72,7 +72,8 @@ def check_extents(
 def check_bytes(op: str, argument: str, value: object, nbytes: int, error: type[ArgumentError] = ArgumentError) -> None:
     """Raise an error that names `value` if an array of it, of `nbytes`, is larger than MOST_BYTES."""
     if nbytes > MOST_BYTES:
-        raise error(op, argument, value, f"has to fit 2^47 bytes, and needs {nbytes:.2e}", "give smaller sizes")
+        rule = f"has to fit 2^47 bytes, and needs {nbytes:.2e}"
+        raise error(op, argument, value, rule, "give smaller sizes")
 
 
 def check_shape(

@@ -176,7 +176,8 @@ class ScanProblem(_AlongAxis):
     def check(self) -> None:
         super().check()
         if self.kind in ("max", "min") and (self.exclusive or self.shape[self.axis] == 0):
-            raise self._error("shape", f"axis {self.axis}: the {self.kind} of nothing is undefined")
+            rule = f"axis {self.axis}: the {self.kind} of nothing is undefined"
+            raise self._error("shape", rule)
 
 
 class TopProblem(_AlongAxis):
@@ -196,7 +197,8 @@ class TopProblem(_AlongAxis):
         super().check()
         size = self.shape[self.axis]
         if not 0 <= self.count <= size:
-            raise self._error("count", f"must be 0 to {size}, as axis {self.axis} has {size} elements")
+            rule = f"must be 0 to {size}, as axis {self.axis} has {size} elements"
+            raise self._error("count", rule)
 
     @property
     def dst_shape(self) -> Shape:

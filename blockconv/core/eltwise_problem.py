@@ -247,7 +247,8 @@ class ResizeProblem(OpProblem):
             set_field(self, name, scale)
             exact_scale(self.op, name, scale)
             if self.antialias and 2 * scale * size < 1:
-                raise self._error(name, f"is too small for antialias: {size} elements become less than half")
+                rule = f"is too small for antialias: {size} elements become less than half"
+                raise self._error(name, rule)
         for name in ("cubic", "roi_h", "roi_w"):
             if not np.isfinite(getattr(self, name)).all():
                 raise self._error(name, "must be finite")

@@ -204,7 +204,8 @@ def _convolution(
     types: Types = _FLOATS,
 ) -> Callable[[], None]:
     given: dict[str, Any] = {"tile": shape} if shape else {}
-    return runner(named("conv2d", row).prepare(problem, src, dst, types, **given), problem, src, dst, ITEMSIZE)
+    found = named("conv2d", row).prepare(problem, src, dst, types, **given)
+    return runner(found, problem, src, dst, ITEMSIZE)
 
 
 def _spread() -> float:

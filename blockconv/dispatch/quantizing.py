@@ -184,7 +184,8 @@ def weight_sums(
     if form.pieces:
         (piece,) = form.pieces
         return weight_sums(piece.problem, piece.of(weight), bias, piece.form, types, given)
-    parts = [pack_bias(problem, _sums(weight, form), form, np.int32)]
+    sums = _sums(weight, form)
+    parts = [pack_bias(problem, sums, form, np.int32)]
     if types.is_requantized:
         parts.append(pack_bias(problem, np.broadcast_to(given.scale, (problem.oc,)), form, np.float32))
     if bias is not None:

@@ -32,7 +32,8 @@ def microarchitecture(llvm_name: str) -> str:
 
 def slug(name: str) -> str:
     """A full name as one of a file or folder: amd-epyc-zen-5-family-26-model-2-avx512."""
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", name.lower())).strip("-")
+    plain = re.sub(r"\((r|tm)\)", "", name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
 
 
 def _facts() -> dict[str, str]:

@@ -74,7 +74,8 @@ class Rates:
     @functools.cached_property
     def tile(self) -> float:
         """Seconds of a tile beside its steps, for each of its vectors."""
-        return min(at.tile / (at.pixels * at.vectors) for at in [at for at in self.tiles if at.vectors > 1])
+        whole = [at for at in self.tiles if at.vectors > 1]
+        return min(at.tile / (at.pixels * at.vectors) for at in whole)
 
     def end(self, vectors: int) -> float:
         """Seconds of a tile of so many vectors beside its steps: something for the tile, and something for each."""

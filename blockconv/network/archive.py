@@ -152,7 +152,8 @@ def _record(value: Any, kinds: Sequence[Any] = ()) -> Any:
     if kinds and made not in kinds:
         raise TypeError(f"{value['is']} is none of {kinds}")
     types = get_type_hints(made)
-    return made(**{name: _typed(types[name], item) for name, item in value.items() if name != "is"})
+    given = {name: _typed(types[name], item) for name, item in value.items() if name != "is"}
+    return made(**given)
 
 
 def _renamed(value: dict[str, Any]) -> dict[str, Any]:

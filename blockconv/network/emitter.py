@@ -143,7 +143,8 @@ class Emitter:
         if old in self.constants:
             return self.constant(new, self.constants.pop(old))
         at = next(k for k in range(len(self.nodes) - 1, -1, -1) if self.nodes[k].output == old)
-        self.nodes[at] = replace(self.nodes[at], output=new)
+        node = self.nodes[at]
+        self.nodes[at] = replace(node, output=new)
         for k in range(at + 1, len(self.nodes)):
             reads = self.nodes[k].inputs
             if old in reads:

@@ -71,7 +71,8 @@ class Translation:
 
     def constant(self, value: Array, what: str) -> Tensor:
         """A constant of this node. what: the end of its name."""
-        return self.emitter.constant(self.emitter.value_name(f"{self.name}.{what}"), np.asarray(value))
+        name = self.emitter.value_name(f"{self.name}.{what}")
+        return self.emitter.constant(name, np.asarray(value))
 
     def emit(self, attributes: Op, *inputs: Tensor, parameters: Tensors = (), helps: bool = False) -> Tensor:
         """An op, and the value that it makes. It has this node's name unless it only helps."""
@@ -228,14 +229,16 @@ class Translation:
     def norm(self, x: Tensor, order: float, axes: Sequence[int], keepdims: bool) -> Tensor:
         """The root of this order of the sum of powers of it. 0: how many are not 0; infinity: the largest."""
         if order == 2:
-            return self.apply("sqrt", self.reduced(self.helper(Binary("mul"), x, x), "sum", axes, keepdims))
+            squares = self.helper(Binary("mul"), x, x)
+            return self.apply("sqrt", self.reduced(squares, "sum", axes, keepdims))
         if order == 0:
             nonzero = self.binary("not_equal", x, 0)
             return self.reduced(self.converted(nonzero, x.type.name), "sum", axes, keepdims)
         size = self.apply("abs", x, helps=True)
         if math.isinf(order):
             return self.reduced(size, "max" if order > 0 else "min", axes, keepdims)
-        return self.power(self.reduced(self.power(size, order), "sum", axes, keepdims), 1 / order)
+        y = self.reduced(self.power(size, order), "sum", axes, keepdims)
+        return self.power(y, 1 / order)
 
     def log_sum_exp(self, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
         """The logarithm of the sum of the powers of e over axes. The largest number is taken out before."""

@@ -132,5 +132,7 @@ def _reflected(call: Translation, at: Tensor, size: int, corners: bool) -> Tenso
     if span == 0:
         return call.mul(at, 0.0)
     away = call.apply("abs", call.sub(at, first), helps=True)
-    rest = call.sub(away, call.mul(call.apply("floor", call.div(away, 2 * span), helps=True), 2 * span))
-    return call.add(call.binary("min", rest, call.sub(2 * span, rest)), first)
+    turns = call.apply("floor", call.div(away, 2 * span), helps=True)
+    rest = call.sub(away, call.mul(turns, 2 * span))
+    back = call.sub(2 * span, rest)
+    return call.add(call.binary("min", rest, back), first)

@@ -184,7 +184,8 @@ def _check_like(image: Network, small: Network, known: Known) -> None:
 
 def _valid(small: Network, known: Known, k: int) -> dict[str, Pair]:
     """Pixels (first, end) of each value of a tile along an axis that read no pixel beyond a cut on either side."""
-    found = {small.inputs[0].name: (0, small.inputs[0].shape[PIXELS[k]])}
+    name = small.inputs[0].name
+    found = {name: (0, small.inputs[0].shape[PIXELS[k]])}
     for node in small.nodes:
         for source, given in windows(small, node, known):
             axis = sorted(given)[k]

@@ -499,4 +499,5 @@ def _as_theirs(error: BlockconvError) -> Fail:
         NetworkError: InvalidGraph,
         ArgumentError: InvalidArgument,
     }
-    return next((kinds[kind] for kind in type(error).__mro__ if kind in kinds), Fail)(str(error))
+    found = next((kinds[kind] for kind in type(error).__mro__ if kind in kinds), Fail)
+    return found(str(error))

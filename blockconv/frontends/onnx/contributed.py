@@ -183,7 +183,8 @@ def _gelu(call: Call) -> Tensor:
     kind, x = call.kind, call.floats()
     x = call.plus(x, 1)
     if kind == "QuickGelu":
-        return call.mul(x, call.apply("sigmoid", call.mul(x, call.attribute("alpha", 1.702)), helps=True))
+        turned = call.mul(x, call.attribute("alpha", 1.702))
+        return call.mul(x, call.apply("sigmoid", turned, helps=True))
     return call.gelu(x, kind == "FastGelu")
 
 

@@ -199,14 +199,16 @@ class Fallback:
             raise error
         if error.argument in ("ih", "iw"):  # no window fits, where ONNX's inference may still have a pixel: as below
             raise error
-        (nodes, reads), outputs = self._with_reads([node]), [*filter(None, node.output)]
-        whole = self._model(nodes, reads, outputs)
+        nodes, reads = self._with_reads([node])
+        whole = self._model(nodes, reads, map(helper.make_empty_tensor_value_info, filter(None, node.output)))
         if any(value.shape is not None and min(value.shape, default=1) < 1 for _, value in _by_onnx(whole)):
             raise error  # it ends the process for some pools of no pixels
         known = self._constants(reads)
-        folds = len(known) == len(reads)
+        folds, outputs = len(known) == len(reads), [name for name in node.output if name]
         # A node of constants is computed as in the whole model, whose shapes ONNX Runtime may not know.
-        model = self._model(nodes, reads, outputs, () if folds else known, shaped=not folds)
+        model = self._model(
+            nodes, reads, map(helper.make_empty_tensor_value_info, outputs), () if folds else known, shaped=not folds
+        )
         try:
             results = self._of_zeros(model, reads, known)
         except runtime_errors():  # it refuses the node too, or no memory holds them
@@ -246,7 +248,8 @@ class Fallback:
             node = nodes[place]
             makers = {self._makers.get(name, (-1,))[0] for name in reads_of(node) if self._array(name) is None}
             takers = set[int]().union(*(readers.get(name, ()) for name in node.output))
-            return bool(makers and takers and given.isdisjoint(node.output)) and makers | takers <= known
+            ends = makers and takers and given.isdisjoint(node.output)
+            return bool(ends) and makers | takers <= known
 
         given = {*outputs}
         while known != (known := self._foreign | cheap):
@@ -294,7 +297,7 @@ class Fallback:
         """(a model of nodes and the nodes that they need, without shapes and weights; the values it reads)."""
         nodes, reads = self._with_reads(nodes)
         inputs = [name for name in reads if self._array(name) is None]
-        return self._model(nodes, inputs, outputs, shaped=False), reads
+        return self._model(nodes, inputs, map(helper.make_empty_tensor_value_info, outputs), shaped=False), reads
 
     def _leave(self, node: Any, types: Mapping[str, _Value]) -> None:
         """Keep a node for when the shapes of its inputs are known. types: what is known of its outputs."""
@@ -302,6 +305,11 @@ class Fallback:
         self._unknown.update(filter(None, node.output))
         known = {name: value.dtype for name, value in types.items() if value.dtype is not None}
         self._late_types |= {name: helper.np_dtype_to_tensor_dtype(dtype) for name, dtype in known.items()}
+
+    def _is_plain(self, name: str) -> bool:
+        """Whether a value is an array of numbers."""
+        value = self.scope.values[name]
+        return isinstance(value, Tensor) and not value.type.is_packed and value.type.name in _TYPES
 
     def _closure(self, nodes: Sequence[Any]) -> list[Any]:
         """These nodes, after the nodes that make their operands, except operands that are arrays of numbers."""
@@ -312,8 +320,7 @@ class Fallback:
             one = waiting.pop()
             found[self._makers[_first(one)][0]] = one
             for name in reads_of(one):
-                value = None if name in self._unknown else self.scope.values[name]
-                if value is None or (isinstance(value, Tensor) and value.type.name in _TYPES):
+                if name in self._unknown or self._is_plain(name):
                     continue
                 if name in self._makers:
                     place, maker = self._makers[name]
@@ -338,11 +345,7 @@ class Fallback:
         known: Collection[str] = (),
         shaped: bool = True,
     ) -> Any:
-        """A model of some nodes.
-
-        outputs: names, or what ONNX knows of them. known: inputs whose values it holds. shaped: whether it states the
-            others' shapes.
-        """
+        """A model of some nodes. known: inputs whose values it holds. shaped: whether it states the others' shapes."""
         inputs = []
         for name in (name for name in reads if name not in known):
             if name in self._odd:
@@ -352,8 +355,7 @@ class Fallback:
             shape = self.scope.values[name].shape if shaped else None
             inputs.append(helper.make_tensor_value_info(name, kind, shape))
         held = [numpy_helper.from_array(np.asarray(self._array(name)), name) for name in known]
-        ends = [helper.make_empty_tensor_value_info(one) if isinstance(one, str) else one for one in outputs]
-        graph = helper.make_graph(nodes, "foreign", inputs, ends, held)
+        graph = helper.make_graph(nodes, "foreign", inputs, list(outputs), held)
         return helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=max(self.model.ir_version, 3))
 
     def _array(self, name: str) -> Array | None:
@@ -383,7 +385,7 @@ class Fallback:
                 self._folds_elsewhere(node, error)
         found = {name: value_of(types[name]) for name in wanted if name in types}
         if self._has_own_shape(node):
-            model = self._model(nodes, reads, wanted)
+            model = self._model(nodes, reads, map(helper.make_empty_tensor_value_info, wanted))
             try:
                 results = self._of_zeros(model, reads, self._constants(reads))
                 return {name: _Value(x.dtype, x.shape) for name, x in zip(wanted, results, strict=True)}
@@ -397,7 +399,7 @@ class Fallback:
         if not missing():
             return found
         known = [name for name, value in self._constants(reads).items() if value.size <= MOST_VALUES]
-        model = self._model(nodes, reads, wanted, known)
+        model = self._model(nodes, reads, map(helper.make_empty_tensor_value_info, wanted), known)
         found |= {name: value for name, value in _by_onnx(model) if name in missing()}
         if missing() and has_onnx_runtime():
             found |= {name: value for name, value in _by_onnx_runtime(model, title(node)) if name in missing()}
@@ -478,4 +480,5 @@ def _by_onnx_runtime(model: Any, where: str) -> Iterator[tuple[str, _Value]]:
         # Its shape of no sizes may mean that not even the rank is known.
         known = kind is not None and value.shape and all(isinstance(size, int) for size in value.shape)
         shape = tuple(value.shape) if known else None
-        yield value.name, _Value(None if kind is None else dtype_of(kind), shape)
+        dtype = None if kind is None else dtype_of(kind)
+        yield value.name, _Value(dtype, shape)

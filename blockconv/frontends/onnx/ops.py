@@ -167,7 +167,8 @@ def _batch_norm_by_values(call: Call) -> Tensor:
     if x.rank < 2:
         raise Unsupported(f"input={x.shape}: {x.rank} dimensions, with parameters that flow")
     scale, bias, mean, variance = (_of_channels(call, k) for k in range(1, 5))
-    factor = call.div(scale, call.apply("sqrt", call.add(variance, call["epsilon"]), helps=True))
+    shifted = call.add(variance, call["epsilon"])
+    factor = call.div(scale, call.apply("sqrt", shifted, helps=True))
     return call.add(call.mul(call.sub(x, mean), factor), bias)
 
 
@@ -206,7 +207,8 @@ def _mean_variance(call: Call) -> Tensor:
     """Use the differences from the mean: ONNX's own definition by squares loses digits."""
     x = call.floats()
     _, rest, variance = call.moments(x, call.axes(call["axes"], x.rank))
-    return call.div(rest, call.add(call.apply("sqrt", variance, helps=True), 1e-9))
+    deviation = call.apply("sqrt", variance, helps=True)
+    return call.div(rest, call.add(deviation, 1e-9))
 
 
 @op("RMSNormalization", "SimplifiedLayerNormalization")

@@ -254,7 +254,8 @@ def qlinear_conv(call: Call) -> Tensor:
             call.array(8, "bias"), ops.Dequantize(Quantization(scale if scale.size > 1 else scale.item()))
         )
         more = (call.scope.quantized_constant(call.scope.value_name(f"{call.name}.bias"), bias),)
-    return stored(call, convolution(call, ops.Conv2d(), x, 3, more), 6, output_dtype(call, 7))
+    y = convolution(call, ops.Conv2d(), x, 3, more)
+    return stored(call, y, 6, output_dtype(call, 7))
 
 
 def output_dtype(call: Call, at: int) -> Any:
@@ -421,7 +422,8 @@ def _dynamic_matmul(call: Call) -> Tensor:
 def _scaled(call: Call, sums: Tensor, scale: Tensor, at: int) -> Tensor:
     """Sums times the scale of the source and those of the weight, the operand `at`."""
     factor = call.helper(ops.Binary("mul"), call.constant(scales(call, at).reshape(-1), "scale"), scale)
-    return call.mul(sums if sums.dtype == np.float32 else call.helper(_WHOLE, sums), factor)
+    real = sums if sums.dtype == np.float32 else call.helper(_WHOLE, sums)
+    return call.mul(real, factor)
 
 
 def _biased(call: Call, y: Tensor, at: int) -> Tensor:

@@ -161,7 +161,8 @@ class Rules:
             return {}
         types, values = {}, {}
         for name in filter(None, node.input):
-            types[name] = helper.make_tensor_type_proto(onnx_type(operands[name]), operands[name].shape)
+            dtype = onnx_type(operands[name])
+            types[name] = helper.make_tensor_type_proto(dtype, operands[name].shape)
             value = constants.get(operands[name].name)
             if value is not None and value.size <= MOST_VALUES:
                 values[name] = numpy_helper.from_array(value, name)

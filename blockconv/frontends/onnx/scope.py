@@ -434,7 +434,8 @@ class Call(Translation):
             integers = integers - parts[-1]
         (n, c, h, w), joined = x.shape, np.concatenate(parts, axis=1)
         of_groups = self.reshape(x, (n * groups, c // groups, h, w))
-        x = self.reshape(self.helper(Concat(1), *[of_groups] * len(parts)), (n, c * len(parts), h, w))
+        repeated = self.helper(Concat(1), *[of_groups] * len(parts))
+        x = self.reshape(repeated, (n, c * len(parts), h, w))
         name = self.scope.value_name(f"{self.name}.weight")
         wei = (
             self.scope.quantized_constant(name, Dequantized(joined, known.attributes))

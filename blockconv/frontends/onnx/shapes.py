@@ -23,7 +23,8 @@ from blockconv.network.ops.rule import Axes, Tensor
 
 @op("Shape")
 def _shape(call: Call) -> Tensor:
-    part = call.x.shape[slice(call["start"], call["end"])]
+    shape = call.x.shape
+    part = shape[slice(call["start"], call["end"])]
     return call.constant(np.array(part, np.int64), "shape")
 
 
@@ -93,7 +94,8 @@ def _unsqueeze(call: Call) -> Tensor:
 
 @op("Transpose")
 def _transpose(call: Call) -> Tensor:
-    return call.emit(ops.Transpose(call.attribute("perm", tuple(reversed(range(call.x.rank))))), call.x)
+    perm = call.attribute("perm", tuple(reversed(range(call.x.rank))))
+    return call.emit(ops.Transpose(perm), call.x)
 
 
 @op("Concat")
@@ -131,7 +133,8 @@ def _expand(call: Call) -> Tensor:
 
 @op("Tile", since=6, limits="constant repeats, at most 64 along an axis")
 def _tile(call: Call) -> Tensor:
-    return call.repeated(call.x, call.ints(1, "repeats"))
+    repeats = call.ints(1, "repeats")
+    return call.repeated(call.x, repeats)
 
 
 @op("Split", limits="constant sizes")
@@ -255,7 +258,8 @@ def _lp_norm(call: Call) -> Tensor:
         raise Unsupported(f"p={p}")
     wide = call.converted(x, x.type.computed.name)
     norm = call.norm(wide, p, (call.along,), True)
-    return call.converted(call.div(wide, call.where(call.equal(norm, 0), 1, norm)), x.type.name)
+    divisor = call.where(call.equal(norm, 0), 1, norm)
+    return call.converted(call.div(wide, divisor), x.type.name)
 
 
 @op("Upsample", since=7, limits="constant scales")

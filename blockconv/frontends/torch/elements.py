@@ -50,7 +50,8 @@ def _promoted(call: Call) -> list[Tensor]:
     given = arguments_of(call.node, call.node.args, call.node.kwargs)
     traced = [one.meta["val"] if isinstance(one, FxNode) else one for one in (given["self"], given["other"])]
     numbers = [value if isinstance(value, (torch.Tensor, bool, float)) else hint(value) for value in traced]
-    return _operands(call, str(torch.result_type(*numbers)).removeprefix("torch."))
+    name = str(torch.result_type(*numbers)).removeprefix("torch.")
+    return _operands(call, name)
 
 
 of_numbers("_to_copy")(lambda call: as_numbers(call, call.x))
@@ -156,7 +157,8 @@ of_numbers("logical_not", "bitwise_not")(lambda call: call.inverted(as_numbers(c
 
 @of_numbers("where")
 def _where(call: Call) -> Tensor:
-    return call.where(as_numbers(call, call["condition"], "bool"), *_operands(call))
+    condition = as_numbers(call, call["condition"], "bool")
+    return call.where(condition, *_operands(call))
 
 
 @of_numbers("clamp", "hardtanh")
@@ -175,7 +177,8 @@ def _clamp(call: Call) -> Tensor:
 
 @of_numbers("gather")
 def _gather(call: Call) -> Tensor:
-    return call.emit(ops.GatherAt("elements", call.along, from_end=False), call.x, call.input("index"))
+    x = call.x
+    return call.emit(ops.GatherAt("elements", call.along, from_end=False), x, call.input("index"))
 
 
 @of_numbers("index_select")
@@ -232,7 +235,8 @@ def _scatter(call: Call) -> Tensor:
         updates = updates if size == have else call.helper(ops.Slice(axis, 0, size), updates)
 
     def scattered(x: Tensor, kind: ScatterKind, updates: Tensor) -> Tensor:
-        return call.emit(ops.ScatterAt("elements", call.along, kind, from_end=False), x, indices, updates)
+        made = ops.ScatterAt("elements", call.along, kind, from_end=False)
+        return call.emit(made, x, indices, updates)
 
     def filled(number: float, shape: Sequence[int]) -> Tensor:
         return call.constant(np.full(shape, number, x.type.dtype), "numbers")
@@ -337,7 +341,8 @@ def _ordered(call: Call) -> list[Tensor]:
     is_long = size > MOST_SORTED and (turns or call.kind == "sort")
     if (x.type.name not in COUNTED and not x.type.is_float) or not size or is_long:
         raise Unsupported(f"of {size} elements of {x.type}, of shape {x.shape}")
-    indices = call.helper(ops.Top(axis, size if turns else count, not (turns or descending), turns), x)
+    top = ops.Top(axis, size if turns else count, not (turns or descending), turns)
+    indices = call.helper(top, x)
     indices = call.gathered(indices, axis, np.arange(size)[::-1][:count]) if turns else indices
     return [call.emit(ops.GatherAt("elements", axis), x, indices), indices]
 

@@ -284,7 +284,8 @@ def _flat(node: Any) -> tuple[Any, ...]:
 
 
 def _makes_tensors(node: Any) -> bool:
-    return isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)) or node.op == "placeholder"
+    value = node.meta.get("val")
+    return isinstance(value, (torch.Tensor, tuple, list)) or node.op == "placeholder"
 
 
 def _guards(shapes: Any, symbols: set[Any]) -> list[str]:

@@ -144,7 +144,8 @@ def conv_transpose2d(
         y = calls.conv2d_backward_data([n, channels, *sizes], weight, x, bias, steps, begins, dilations, groups)
     else:  # a convolution of the output would have more pixels than the input
         whole = calls.conv2d_backward_data([n, channels, *reach], weight, x, None, steps, (0, 0), dilations, groups)
-        y = _F.pad(whole, [side for k in (1, 0) for side in (-edges[k][0], more[k] - edges[k][1])])
+        cut = [side for k in (1, 0) for side in (-edges[k][0], more[k] - edges[k][1])]
+        y = _F.pad(whole, cut)
         y = y if bias is None else y + bias.to(y.dtype)[:, None, None]
     return _activated(_as_given(y, input), activation)
 

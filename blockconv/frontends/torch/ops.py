@@ -220,7 +220,8 @@ def _group_norm_backward(call: Call) -> Value:
     image, grad = (call.reshape(one, at.shape) for one in (x, call.input("grad_out")))
     kind, shape = x.type.computed.name, (at.shape[0], at.groups)
     known = [call.reshape(call.converted(call.input(name), kind), shape) for name in ("mean", "rstd")]
-    y = call.emit(ops.GroupNormBackward(at.groups), image, grad, _factors_that_flow(call, image)[0], *known)
+    made = ops.GroupNormBackward(at.groups)
+    y = call.emit(made, image, grad, _factors_that_flow(call, image)[0], *known)
     _, *found = _with_results(call, y, at.shape[1:2], kind, 2)
     return [call.reshape(y, x.shape), *(None if one is None else call.reshape(one, at.factors) for one in found)]
 

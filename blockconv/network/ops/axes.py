@@ -160,7 +160,8 @@ class _OverAxes(Solved):
         return tuple(size for i, size in enumerate(kept) if self.keepdims or i not in self.axes)
 
     def compute(self, src: Array) -> Array:
-        return getattr(src, self.problem(src.shape).kind)(axis=self.axes, keepdims=self.keepdims)
+        kind = self.problem(src.shape).kind
+        return getattr(src, kind)(axis=self.axes, keepdims=self.keepdims)
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         return super().windows(site, axes) if self.keepdims else ALL_PIXELS

@@ -29,7 +29,8 @@ class Cast(BetweenTypes):
     dtype: FloatType
 
     def infer_type(self, src: ElementType) -> ElementType:
-        check_type(self, "input", src, *sorted({*get_args(FloatType)} - {self.dtype}))
+        others = {*get_args(FloatType)} - {self.dtype}
+        check_type(self, "input", src, *sorted(others))
         return element(self.dtype)
 
     def compute(self, src: Array) -> Array:

@@ -141,7 +141,8 @@ class Conv2dBackwardWeights(_OfWeights):
         dst = np.zeros((g, p.oc // g, p.ic // g, p.kh, p.kw))
         given = grad.reshape(p.n, g, p.oc // g, -1)
         for y, x, window in taps_of(framed_image(src, p), p):
-            dst[..., y, x] = (given @ window.reshape(p.n, g, p.ic // g, -1).swapaxes(2, 3)).sum(axis=0)
+            pixels = window.reshape(p.n, g, p.ic // g, -1)
+            dst[..., y, x] = (given @ pixels.swapaxes(2, 3)).sum(axis=0)
         made = dst.reshape(p.wei_shape)
         return (made, grad.sum(axis=(0, 2, 3))) if self.bias else made
 
@@ -204,7 +205,8 @@ class PoolBackward(Trained):
         return [0, OUTPUT, 1 if count > 1 else None]
 
     def compute(self, grad: Array, indices: Array | None) -> Array:
-        n, c, h, w = self.problem(grad.shape).dst_shape
+        problem = self.problem(grad.shape)
+        n, c, h, w = problem.dst_shape
         dst = np.zeros((n, c, h * w))
         if indices is not None:
             planes = np.arange(n * c)[:, None]

@@ -270,4 +270,5 @@ class Shuffle(_Moves):
 
     def compute(self, src: Array) -> Array:
         n, c, h, w = src.shape
-        return src.reshape(n, self.groups, c // self.groups, h, w).swapaxes(1, 2).reshape(n, c, h, w)
+        split = src.reshape(n, self.groups, c // self.groups, h, w)
+        return split.swapaxes(1, 2).reshape(n, c, h, w)

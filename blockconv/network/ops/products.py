@@ -51,7 +51,8 @@ class Attention(RowMajor):
         scores = self.scale * (a @ b) + (0 if mask is None else mask)
         if self.causal:
             scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
-        return _ordered(np.asarray(softmax(scores, -1, self.zero_rows) @ c), self.orders[-1])
+        weights = softmax(scores, -1, self.zero_rows)
+        return _ordered(np.asarray(weights @ c), self.orders[-1])
 
 
 def _ordered(x: Array, order: Order) -> Array:

@@ -290,7 +290,8 @@ def _residual_into_conv(edit: Edit, node: Node, a: Binary) -> bool:
 
 def _gives_floats(attributes: Op) -> bool:
     """Whether later ops may be fused into the op: not into a convolution of integers that gives integers."""
-    return not isinstance(attributes, (QuantizedConv2d, DynamicConv2d)) or attributes.dtype == "float32"
+    kinds = (QuantizedConv2d, DynamicConv2d)
+    return not isinstance(attributes, kinds) or attributes.dtype == "float32"
 
 
 _ACTIVATING = Weighted, Affine, Binary, Activate  # ops that may end with an activation

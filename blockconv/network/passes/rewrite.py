@@ -357,7 +357,8 @@ def _compared(network: Network, node: Node) -> object:
     if isinstance(node.attributes, Reshape):  # see `_divides_alike`
         return [_channels(shape) for shape in shapes]
     constants = network.constants
-    return _compared_sizes(shapes, len(shapes[0]) == 4 or any(name in constants for name in node.operands))
+    has_channels = len(shapes[0]) == 4 or any(name in constants for name in node.operands)
+    return _compared_sizes(shapes, has_channels)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -177,7 +177,8 @@ def _parts(factors: Sequence[Factor], domains: Mapping[int, int], table: int) ->
     """Groups of factors, so that the sum of each group fits a table; one group if the sum of all fits."""
     parts: list[list[Factor]] = []
     for f in sorted(factors, key=lambda f: (-f.costs.size, f.scope)):
-        room = next((part for part in parts if _size([*part, f], domains) <= table), None)
+        fitting = (part for part in parts if _size([*part, f], domains) <= table)
+        room = next(fitting, None)
         if room is None:
             parts.append([f])
         else:

@@ -311,7 +311,8 @@ def _recalled(network: Network, options: Options, chosen: Mapping[str, Any], bou
         _, srcs, dst = wanted
         images = dict.fromkeys(layout for layout in (*srcs, dst) if layout.ndim == 4)
         near = replace(pricing, layouts=tuple(images) or (row_major(4),), dsts=(dst,) if dst.ndim == 4 else ())
-        same = next((c for c in candidates(network, node, near) if c.choice == wanted), None)
+        ways = candidates(network, node, near)
+        same = next((c for c in ways if c.choice == wanted), None)
         if same is None:
             return None
         found.append((same,))

@@ -31,7 +31,8 @@ def quantization_of(low: float, high: float, dtype: IntegerType) -> Quantization
     scale = np.float32(max((high - low) / (most - least), LEAST))
     if high == low:
         scale = np.float32(1.0)
-    return Quantization(scale, int(np.clip(round(least - low / float(scale)), least, most)))
+    zero_point = int(np.clip(round(least - low / float(scale)), least, most))
+    return Quantization(scale, zero_point)
 
 
 # ---------------------------------------------------------------- what is quantized

@@ -136,7 +136,8 @@ def _plans(drawn: Drawn, measured: Mapping[str, float]) -> list[_Compared]:
         predicted = seconds_of_plan(planned, solution, drawn.threads)
         return _Compared(name, solution, predicted or math.ulp(0), seconds, colour)  # no images take nothing
 
-    found = [compared("this plan", planned.solution, _own_time(drawn, measured), "var(--wire)")]
+    own = _own_time(drawn, measured)
+    found = [compared("this plan", planned.solution, own, "var(--wire)")]
     found.append(compared("greedy", greedy(problem), measured.get("greedy"), "var(--wire)"))
     fixed_ones = ((layout, fixed(problem, layout)) for layout in NATIVE if layout in known)
     return found + [compared(f"all {one}", plan, measured.get(one.name), fill(one)) for one, plan in fixed_ones]
