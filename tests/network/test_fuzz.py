@@ -139,7 +139,9 @@ def test_each_definition_of_an_op(op: str, opset: int) -> None:
 
 @pytest.mark.slow
 def test_every_op_is_made() -> None:
-    assert fuzz_graphs.OPS.keys() == OPS.keys()
+    assert fuzz_graphs.OPS.keys() == OPS.keys(), (
+        "an op of several operands needs an entry of tests/support/fuzz_graphs.py"
+    )
     made = {fuzz_networks.kind(node) for seed in range(2000) for node in generate(seed).model.graph.node}
     assert made >= OPS.keys()
 

@@ -182,7 +182,7 @@ def _group_row(op: str, buffers: tuple[str, ...], passes: int) -> Row:
             return reason
         if is_backward and 0 in p.shape:
             return "needs at least one element"
-        if is_backward and not p.centred:
+        if statistics and not p.centred:
             return "needs statistics with a mean"
         names = buffers if is_backward else (*buffers, *_STATISTICS * statistics)
         cut = _group_cut(request, walked) if is_backward else None
