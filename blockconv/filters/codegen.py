@@ -11,6 +11,7 @@ from llvmlite import ir
 from blockconv.core import target
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I64, const, counted, emitted, pointer, store_vector, vector
+from blockconv.jit.values import build
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.eltwise.codegen import converted
 
@@ -48,8 +49,8 @@ def _cast(v: Vectors, made: Vectors, value):
     if v.type.is_float and not made.type.is_float:
         # Negative numbers wrap too, as x86's conversions of doubles to unsigned integers do in C.
         is_long = made.itemsize * 8 + (made.type.kind != SIGNED) > 32
-        whole = Vectors(v.b, element("int64" if is_long else "int32"), v.lanes)
-        v, value = whole, v.b.fptosi(value, whole.kind)
+        whole = Vectors(element("int64" if is_long else "int32"), v.lanes)
+        v, value = whole, build.fptosi(value, whole.kind)
     return converted(v, made, value)
 
 
@@ -57,8 +58,8 @@ def row_reader(src: ElementType, acc: ElementType):
     """read(dst, at, count): code that copies a row of an image to scratch, in the type that is computed with."""
 
     @emitted
-    def read(b, dst, at, count) -> None:
-        v, made = (Vectors(b, type, lanes_of(acc)) for type in (src, acc))
+    def read(dst, at, count) -> None:
+        v, made = (Vectors(type, lanes_of(acc)) for type in (src, acc))
 
         def piece(offset, mask: Any | None, _number: int = 0) -> None:
             value = _cast(v, made, v.load(at + offset, mask))
@@ -77,19 +78,19 @@ def reductions(hows: Sequence[Reducing], acc: ElementType, out: ElementType):
     """
 
     @emitted
-    def reduce(b, number, addresses, step: Any, weights, to, count) -> None:
+    def reduce(number, addresses, step: Any, weights, to, count) -> None:
         for k, how in enumerate(hows):
-            with b.if_then(b.icmp_signed("==", number, const(k))):
-                code = _Reduction(b, how, acc, addresses, step, weights)
-                code.made = Vectors(b, out if how.result else acc, code.v.lanes)
-                _write(code, Vectors(b, out if how.result >= STORED else acc, code.v.lanes), to, count)
+            with build.if_then(build.icmp_signed("==", number, const(k))):
+                code = _Reduction(how, acc, addresses, step, weights)
+                code.made = Vectors(out if how.result else acc, code.v.lanes)
+                _write(code, Vectors(out if how.result >= STORED else acc, code.v.lanes), to, count)
 
     return reduce
 
 
 def _write(code: _Reduction, memory: Vectors, to, count) -> None:
     """Write `count` results at an address."""
-    b, lanes, streams, done = memory.b, memory.lanes, code.how.result == STREAMED, const(0)
+    lanes, streams, done = memory.lanes, code.how.result == STREAMED, const(0)
 
     def block(first, vectors: int, limit: Any | None = None) -> None:
         """Results from `first` on, of these vectors; at most `limit` elements, where that is given."""
@@ -98,18 +99,18 @@ def _write(code: _Reduction, memory: Vectors, to, count) -> None:
             if limit is not None:
                 memory.store_below(value, at, limit)
             else:
-                store_vector(b, b.bitcast(value, vector(memory.itemsize, lanes)), at, streams)
+                store_vector(build.bitcast(value, vector(memory.itemsize, lanes)), at, streams)
 
     if streams:  # results before a whole line of memory
-        head = b.sdiv((const(0) - to) & (memory.bytes - 1), const(memory.itemsize))
-        done = b.select(head < count, head, count)
+        head = build.sdiv((const(0) - to) & (memory.bytes - 1), const(memory.itemsize))
+        done = build.select(head < count, head, count)
         block(const(0), 1, done)
     vectors = 1 if code.how.kind == RANK else AT_ONCE
     width = vectors * lanes
-    groups = b.sdiv(count - done, const(width))
-    with counted(b, groups) as n:
+    groups = build.sdiv(count - done, const(width))
+    with counted(groups) as n:
         block(done + n * width, vectors)
-    with counted(b, count, done + groups * width, const(lanes)) as first:
+    with counted(count, done + groups * width, const(lanes)) as first:
         block(first, 1, count - first)
 
 
@@ -118,9 +119,9 @@ class _Reduction:
 
     made: Vectors
 
-    def __init__(self, b, how: Reducing, acc: ElementType, addresses, step, weights) -> None:
+    def __init__(self, how: Reducing, acc: ElementType, addresses, step, weights) -> None:
         self.how, self.addresses, self.step, self.weights = how, addresses, step, weights
-        self.v = Vectors(b, acc, lanes_of(acc), target.isa().fma and acc.is_float)
+        self.v = Vectors(acc, lanes_of(acc), target.isa().fma and acc.is_float)
         self.known = [self.address(const(k)) for k in range(how.terms)]
 
     def results(self, first, vectors: int) -> list[Any]:
@@ -139,7 +140,7 @@ class _Reduction:
 
     def address(self, number):
         """The address of an element, by its number (i64)."""
-        return self.v.b.load(pointer(self.v.b, self.addresses + 8 * number, I64))
+        return build.load(pointer(self.addresses + 8 * number, I64))
 
     def loaded(self, v: Vectors, address, first, vectors: int) -> list[Any]:
         """Elements in the type of `v`."""
@@ -157,40 +158,40 @@ class _Reduction:
         def add(number, address) -> None:
             w = v.broadcast(self.weights + 8 * number) if kind in WEIGHED else None
             for slot, x in zip(slots, self.loaded(v, address, first, vectors), strict=True):
-                total = v.b.load(slot)
+                total = build.load(slot)
                 if kind in WEIGHED:
                     total = v.multiply_add(x, w, total)
                 elif kind in (SUM, MEAN):
                     total = total + x
                 else:
-                    total = v.b.select(v.compared(">" if kind == GREATEST else "<", x, total), x, total)
-                v.b.store(total, slot)
+                    total = build.select(v.compared(">" if kind == GREATEST else "<", x, total), x, total)
+                build.store(total, slot)
 
         for k, address in enumerate(self.known[1:], 1):
             add(k, address)
         if not self.known:
-            with counted(v.b, self.step.terms, const(1)) as number:
+            with counted(self.step.terms, const(1)) as number:
                 add(number, self.address(number))
-        return [v.b.load(slot) for slot in slots]
+        return [build.load(slot) for slot in slots]
 
     def checked(self, value, first):
         """A sum as integers. If the fast sum is near an integer other than 0, it is computed again in scipy's order."""
-        v, b, weights = self.v, self.v.b, self.weights + 8 * self.step.terms
+        v, weights = self.v, self.weights + 8 * self.step.terms
         (slot,) = self.made.slots(1, _cast(v, self.made, value))
         whole = v.intrinsic("rint", value)
         is_near = (v.magnitude(value - whole) < v.broadcast(weights)) & v.compared("!=", whole, v.zero)
-        bits = b.bitcast(is_near, ir.IntType(v.lanes))
-        with b.if_then(b.icmp_unsigned("!=", bits, bits.type(0)), likely=False):
-            exact = Vectors(b, element("float64"), v.lanes)
+        bits = build.bitcast(is_near, ir.IntType(v.lanes))
+        with build.if_then(build.icmp_unsigned("!=", bits, bits.type(0)), likely=False):
+            exact = Vectors(element("float64"), v.lanes)
             (total,) = exact.slots(1, exact.zero)
-            with counted(b, self.step.ordered) as number:
+            with counted(self.step.ordered) as number:
                 pair = weights + (number * 32 + 8)
-                ends = (self.address(b.load(pointer(b, pair + at, I64))) for at in (0, 8))
+                ends = (self.address(build.load(pointer(pair + at, I64))) for at in (0, 8))
                 x, y = (self.loaded(exact, end, first, 1)[0] for end in ends)
                 both = x + y * exact.broadcast(pair + 24)
-                b.store(b.load(total) + both * exact.broadcast(pair + 16), total)
-            b.store(_cast(exact, self.made, b.load(total)), slot)
-        return b.load(slot)
+                build.store(build.load(total) + both * exact.broadcast(pair + 16), total)
+            build.store(_cast(exact, self.made, build.load(total)), slot)
+        return build.load(slot)
 
     def mean(self, total):
         """A sum by the number of terms.
@@ -199,7 +200,7 @@ class _Reduction:
         result is the quotient's.
         """
         kind = self.v.type if self.v.type.is_float else element("float32")
-        v = Vectors(self.v.b, kind, self.v.lanes, target.isa().fma)
+        v = Vectors(kind, self.v.lanes, target.isa().fma)
         scale, half = (v.broadcast(self.weights + at) for at in (0, 8))
         total = _cast(self.v, v, total)
         return _cast(v, self.made, v.multiply_add(total, scale, v.intrinsic("copysign", half, total)))
@@ -210,7 +211,7 @@ def ranked(v: Vectors, values: list[Any], rank: int):
     for low, high in network(len(values)):
         x, y = values[low], values[high]
         less = v.compared("<", y, x)
-        values[low], values[high] = v.b.select(less, y, x), v.b.select(less, x, y)
+        values[low], values[high] = build.select(less, y, x), build.select(less, x, y)
     return values[rank]
 
 

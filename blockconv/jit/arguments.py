@@ -46,7 +46,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from blockconv.jit.ir import I64, const, emitted, pointer
-from blockconv.jit.values import Compound
+from blockconv.jit.values import Compound, build
 
 WORD = 8  # bytes
 
@@ -261,14 +261,14 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
         return BlockView(cls, address)
 
     @classmethod
-    def load(cls: type[_A], builder, address, held: bool = False) -> _A:
+    def load(cls: type[_A], address, held: bool = False) -> _A:
         """Load all words of the block at `address` (LLVM's i64); they are the values, by name, of what is returned.
 
         held: nobody writes to the block while a kernel runs, so that what is made of it need not be made again.
         """
-        found = [builder.load(_at(builder, address, k), align=8) for k in range(cls.nbytes // WORD)]
+        found = [build.load(_at(address, k), align=8) for k in range(cls.nbytes // WORD)]
         for load in found if held else ():
-            load.set_metadata("invariant.load", builder.module.add_metadata([]))
+            load.set_metadata("invariant.load", build.module.add_metadata([]))
         return _made(cls, found)
 
 
@@ -308,23 +308,23 @@ class BlockView(Compound):
         """The address, which `emitted` code takes."""
         return self.address
 
-    def get(self, builder, name: str):
+    def get(self, name: str):
         """The address, a word, or a view of a block inside."""
         if name == "address":
             return self.address
         field = _field(self.block, name)
         if isinstance(field, Blocks):
             return BlockView(field.block, self.address + WORD * field.first if field.first else self.address)
-        return builder.load(_at(builder, self.address, field.first), align=8)
+        return build.load(_at(self.address, field.first), align=8)
 
-    def set(self, builder, name: str, value) -> None:
+    def set(self, name: str, value) -> None:
         """Write a word."""
         field = _field(self.block, name)
         if isinstance(field, Blocks):
             raise TypeError(f"{self.block.__name__}: {name!r} is no word that can be written")
-        builder.store(value, _at(builder, self.address, field.first), align=8)
+        build.store(value, _at(self.address, field.first), align=8)
 
-    def item(self, builder, index) -> BlockView:
+    def item(self, index) -> BlockView:
         """An element of the array of blocks that begins here."""
         return BlockView(self.block, self.address + index * self.block.nbytes)
 
@@ -345,7 +345,7 @@ class HeldBlock(Compound):
         """The block of LLVM's values, which `emitted` code takes."""
         return _made(self.block, self.words)
 
-    def get(self, builder, name: str):
+    def get(self, name: str):
         """The address, a word, or a block inside."""
         if name == "address":
             return self.address
@@ -359,9 +359,9 @@ class HeldBlock(Compound):
 
 
 @functools.partial(emitted, whole=True)
-def held(builder, view):
+def held(view):
     """The block of a view, in registers."""
-    return HeldBlock(view.block, view.address, view.block.load(builder, view.address))
+    return HeldBlock(view.block, view.address, view.block.load(view.address))
 
 
 def _field(block: type[Arguments], name: str) -> Word:
@@ -370,5 +370,5 @@ def _field(block: type[Arguments], name: str) -> Word:
     return block.fields[name]
 
 
-def _at(builder, address, first: int):
-    return builder.gep(pointer(builder, address, I64), [const(first)])
+def _at(address, first: int):
+    return build.gep(pointer(address, I64), [const(first)])

@@ -38,6 +38,7 @@ from blockconv.jit.values import (
     RangeLoop,
     alloca_once,
     binary,
+    build,
     integer,
     is_known,
     item,
@@ -64,8 +65,8 @@ def _blocks(function: types.FunctionType) -> dict[int, Any]:
 class _Call:
     """One call of a function, whose code is emitted."""
 
-    def __init__(self, builder, function: types.FunctionType, given: tuple[Any, ...], named) -> None:
-        self.b, self.function, self.blocks = builder, function, _blocks(function)
+    def __init__(self, function: types.FunctionType, given: tuple[Any, ...], named) -> None:
+        self.function, self.blocks = function, _blocks(function)
         bound = inspect.signature(function).bind(*given, **named)
         bound.apply_defaults()
         self.arguments = bound.args
@@ -121,51 +122,50 @@ class _Call:
 
     def emit(self):
         """Emit the call's code, and give what it returns."""
-        b, result, last = self.b, None, None
+        result, last = None, None
         returns = [k for k in self.reached if isinstance(self.blocks[k].body[-1], numba_ir.Return)]
-        end = b.append_basic_block() if len(returns) > 1 else None
-        b.branch(self.target(self.reached[0]))
+        end = build.append_basic_block() if len(returns) > 1 else None
+        build.branch(self.target(self.reached[0]))
         for label in self.reached:
             if label not in self.targets:
                 continue  # behind a branch whose condition is known by now
-            b.position_at_end(self.targets[label])
+            build.position_at_end(self.targets[label])
             for inst in self.blocks[label].body:
                 try:
                     if not isinstance(inst, numba_ir.Return):
                         self.statement(inst)
                         continue
-                    result, last = self.variable(inst.value), b.block
+                    result, last = self.variable(inst.value), build.block
                     if end is not None:
                         self.assign("return", result, True)
-                        b.branch(end)
+                        build.branch(end)
                 except KernelError:
                     raise
                 except _WRONG as error:
                     where = f"{self.function.__qualname__}, {inst.loc.filename}, line {inst.loc.line}"
                     raise KernelError(f"{error} (kernel code of {where}: {inst})") from error
-        b.position_at_end(end or last)
+        build.position_at_end(end or last)
         return self.read("return") if end else result
 
     def target(self, label: int):
         """LLVM's block of a label."""
         if label not in self.targets:
-            self.targets[label] = self.b.append_basic_block()
+            self.targets[label] = build.append_basic_block()
         return self.targets[label]
 
     def statement(self, inst) -> None:
-        b = self.b
         if isinstance(inst, numba_ir.Assign):
             self.assign(inst.target.name, self.value(inst.value), self.assigned[inst.target.name] > 1)
         elif isinstance(inst, numba_ir.SetAttr):
-            self.variable(inst.target).set(b, inst.attr, integer(b, self.variable(inst.value)))
+            self.variable(inst.target).set(inst.attr, integer(self.variable(inst.value)))
         elif isinstance(inst, numba_ir.Jump):
-            b.branch(self.target(inst.target))
+            build.branch(self.target(inst.target))
         elif isinstance(inst, numba_ir.Branch):
             condition = self.variable(inst.cond)
             if is_known(condition):
-                b.branch(self.target(inst.truebr if condition else inst.falsebr))
+                build.branch(self.target(inst.truebr if condition else inst.falsebr))
             else:
-                b.cbranch(truth(b, condition), self.target(inst.truebr), self.target(inst.falsebr))
+                build.cbranch(truth(condition), self.target(inst.truebr), self.target(inst.falsebr))
         else:
             raise TypeError(f"a kernel has no {type(inst).__name__}")
 
@@ -175,10 +175,10 @@ class _Call:
         if not repeatedly:
             self.values[name] = value
             return
-        parts = parts_of(self.b, value)
+        parts = parts_of(value)
         if name not in self.slots:
             self.values[name] = value
-            self.slots[name] = [(alloca_once(self.b, part.type), part.type) for part in parts]
+            self.slots[name] = [(alloca_once(part.type), part.type) for part in parts]
         slots, before = self.slots[name], self.values[name]
         if [part.type for part in parts] != [kind for _, kind in slots] or (not parts and value is not before):
             raise TypeError(f"{name} has values of two types: {before} and {value}")
@@ -218,39 +218,39 @@ class _Call:
         if operation in (operator.is_, operator.is_not) or isinstance(b, tuple):
             return operation(a, b)
         if operation is operator.contains and not is_known((a, b)):
-            return functools.reduce(self.b.or_, [binary(self.b, "eq", one, b) for one in a])
-        return binary(self.b, operation.__name__, a, b)
+            return functools.reduce(build.or_, [binary("eq", one, b) for one in a])
+        return binary(operation.__name__, a, b)
 
     inplace_binop_ = binop_
 
     def unary_(self, node):
         a = self.variable(node.value)
-        return node.fn(a) if is_known(a) else unary(self.b, node.fn.__name__, a)
+        return node.fn(a) if is_known(a) else unary(node.fn.__name__, a)
 
     def call_(self, node):
         given = tuple(self.variable(var) for var in node.args)
         if node.vararg is not None:
             given += self.variable(node.vararg)
-        return call(self.b, self.variable(node.func), given, {name: self.variable(v) for name, v in node.kws})
+        return call(self.variable(node.func), given, {name: self.variable(v) for name, v in node.kws})
 
     def getattr_(self, node):
         value = self.variable(node.value)
-        return value.get(self.b, node.attr) if isinstance(value, Compound) else getattr(value, node.attr)
+        return value.get(node.attr) if isinstance(value, Compound) else getattr(value, node.attr)
 
     def getitem_(self, node):
-        return item(self.b, self.variable(node.value), self.variable(node.index))
+        return item(self.variable(node.value), self.variable(node.index))
 
     def static_getitem_(self, node):
-        return item(self.b, self.variable(node.value), node.index)
+        return item(self.variable(node.value), node.index)
 
     def build_tuple_(self, node):
         return tuple(self.variable(var) for var in node.items)
 
     def getiter_(self, node):
-        return RangeLoop(self.b, self.variable(node.value))
+        return RangeLoop(self.variable(node.value))
 
     def iternext_(self, node):
-        return self.variable(node.value).next(self.b)
+        return self.variable(node.value).next()
 
     def pair_first_(self, node):
         return self.variable(node.value)[0]
@@ -269,19 +269,19 @@ def emit(builder, body: Callable[..., None], arguments: tuple[Any, ...]) -> None
     lowered.builder = builder
     kinds = [parameter.annotation for parameter in inspect.signature(body, eval_str=True).parameters.values()]
     given = [kind.view_at(x) if hasattr(kind, "view_at") else x for kind, x in zip(kinds, arguments, strict=False)]
-    call(builder, body, tuple(given), {})
+    call(body, tuple(given), {})
 
 
-def call(builder, callee, given: tuple[Any, ...], named: dict[str, Any]):
+def call(callee, given: tuple[Any, ...], named: dict[str, Any]):
     """Emit the code of a call, and give its value."""
     if isinstance(callee, Emitted):
-        return callee.call(builder, given, named)
+        return callee.call(given, named)
     if isinstance(callee, types.FunctionType):
-        return _Call(builder, callee, given, named).emit()
+        return _Call(callee, given, named).emit()
     if hasattr(callee, "view_at"):  # a class of blocks
         if named or len(given) != 1:
             raise TypeError(f"in a kernel, {callee.__name__}(address) takes one integer")
-        return callee.view_at(integer(builder, given[0]))
+        return callee.view_at(integer(given[0]))
     if callee in BUILTINS and (callee is range or not is_known(given)):
-        return BUILTINS[callee](builder, *given, **named)
+        return BUILTINS[callee](*given, **named)
     return callee(*given, **named)  # a tuple's class, or its method; or of values that are known

@@ -17,7 +17,7 @@ from blockconv.jit.arguments import Arguments, group, held, in_bytes, table, wor
 from blockconv.jit.compiler import generate, link
 from blockconv.jit.ir import call_kernel, emitted, load_i64, store_i64
 from blockconv.jit.records import fields_of, fill, integers_of, parameters_of
-from blockconv.jit.values import KernelError
+from blockconv.jit.values import KernelError, build
 from blockconv.runtime import Buffer, address_of
 
 
@@ -330,9 +330,9 @@ def test_a_held_block_is_loaded_once() -> None:
     """Its words stay as they were when it was made; groups of them, and LLVM code, have them too."""
 
     @emitted
-    def write(builder: Any, a: Any, out: Any) -> None:
-        words = builder.inttoptr(out, ir.IntType(64).as_pointer())
-        builder.store(builder.add(a.oh, a.of_dst.row), builder.gep(words, [ir.Constant(ir.IntType(64), 2)]))
+    def write(a: Any, out: Any) -> None:
+        words = build.inttoptr(out, ir.IntType(64).as_pointer())
+        build.store(build.add(a.oh, a.of_dst.row), build.gep(words, [ir.Constant(ir.IntType(64), 2)]))
 
     def body(args, first, last, scratch):
         view = Copy(args)
@@ -404,11 +404,11 @@ def test_a_wrong_name_in_a_kernel_is_an_error_that_has_it() -> None:
 
 def test_llvm_code_reads_a_record_by_name() -> None:
     @emitted
-    def difference(builder: Any, record: Any) -> Any:
-        run = Copy.load(builder, record)
+    def difference(record: Any) -> Any:
+        run = Copy.load(record)
         assert isinstance(run.of_dst, Pixels)
         assert run.src.type == ir.IntType(64)
-        return builder.sub(run.outer[1].step, run.of_dst.row)
+        return build.sub(run.outer[1].step, run.of_dst.row)
 
     def body(args, first, last, scratch):
         a = Copy(args)

@@ -17,7 +17,7 @@ from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import generate, link
 from blockconv.jit.ir import as_float64, emitted, load_f, load_i64, store_bits, store_f, store_i64
-from blockconv.jit.values import KernelError
+from blockconv.jit.values import KernelError, build
 from blockconv.kernels.common.vectors import Vectors
 
 NUMBERS = [0, 1, -1, 2, 3, -3, 7, -8, 64, 1000, -1001, 2**40 + 5, -(2**40)]
@@ -156,7 +156,7 @@ def _with_operators(a: Any, b: Any) -> Any:
 
 def test_code_that_is_emitted_has_pythons_operators() -> None:
     @emitted
-    def with_operators(builder: Any, a: Any, b: Any) -> Any:
+    def with_operators(a: Any, b: Any) -> Any:
         return _with_operators(a, b)
 
     def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
@@ -172,11 +172,11 @@ def test_code_that_is_emitted_has_pythons_operators() -> None:
 
 def test_code_over_vectors_has_pythons_operators() -> None:
     @emitted
-    def put(builder: Any, address: Any) -> None:
-        v, narrow = Vectors(builder, element("float32"), 4), Vectors(builder, element("int8"), 4)
+    def put(address: Any) -> None:
+        v, narrow = Vectors(element("float32"), 4), Vectors(element("int8"), 4)
         x, n = v.load(address), narrow.load(address + 32)
-        v.store(builder.select(x < 1.5, -x, (2 - x) / 4 * x + 1), address + 16)
-        narrow.store(builder.select((n > 2) & ~(n > 4), n << 1, n - 1), address + 32)
+        v.store(build.select(x < 1.5, -x, (2 - x) / 4 * x + 1), address + 16)
+        narrow.store(build.select((n > 2) & ~(n > 4), n << 1, n - 1), address + 32)
 
     def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
         put(args)

@@ -11,6 +11,7 @@ from typing import Any
 
 from blockconv.core.types import element
 from blockconv.jit.ir import const, counted, stack_memory
+from blockconv.jit.values import build
 from blockconv.kernels.common.dot import _DOTS, MATRIX_DOTS, Dot, _emulated
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.conv.matrix_tile import LINE_BYTES, LINES, WORD, Unit
@@ -18,10 +19,10 @@ from blockconv.kernels.conv.matrix_tile import LINE_BYTES, LINES, WORD, Unit
 
 def vdpbf16ps(v: Vectors, x, w, acc):
     """The upper channel's product is added first. Denormal numbers count, which the instruction takes for zeros."""
-    ints = Vectors(v.b, element("int32"), v.lanes)
-    x, w = (v.b.bitcast(value, ints.kind) for value in (x, w))
-    upper = [v.b.bitcast(value & ints.c(-1 << 16), v.kind) for value in (x, w)]
-    lower = [v.b.bitcast(value << ints.c(16), v.kind) for value in (x, w)]
+    ints = Vectors(element("int32"), v.lanes)
+    x, w = (build.bitcast(value, ints.kind) for value in (x, w))
+    upper = [build.bitcast(value & ints.c(-1 << 16), v.kind) for value in (x, w)]
+    lower = [build.bitcast(value << ints.c(16), v.kind) for value in (x, w)]
     return v.multiply_add(lower[0], lower[1], v.multiply_add(upper[0], upper[1], acc))
 
 
@@ -54,18 +55,18 @@ class EmulatedUnit(Unit):
         self.each_line(register, lambda v, line, n: v.store(v.load(line), at + n * apart))
 
     def multiply(self, acc: int, left: int, right: int) -> None:
-        b, v, (lines, line) = self.b, self.v, self.sizes[left]
-        with counted(b, const(lines)) as n:
+        v, (lines, line) = self.v, self.sizes[left]
+        with counted(const(lines)) as n:
             held, scalars = (self.memory[register] + n * LINE_BYTES for register in (acc, left))
             (slot,) = v.slots(1, v.load(held))
-            with counted(b, const(line // WORD)) as k:
+            with counted(const(line // WORD)) as k:
                 pair = v.broadcast(scalars + k * WORD), v.load(self.memory[right] + k * LINE_BYTES)
                 x, w = reversed(pair) if self.registers.exchanged else pair
-                b.store(_PRODUCTS[self.spec.dot](v, x, w, b.load(slot)), slot)
-            v.store(b.load(slot), held)
+                build.store(_PRODUCTS[self.spec.dot](v, x, w, build.load(slot)), slot)
+            v.store(build.load(slot), held)
 
     def each_line(self, register: int, body: Callable[[Vectors, Any, Any], None]) -> None:
         """body(code over a line, the line of a register, its number)."""
         lines, line = self.sizes[register]
-        with counted(self.b, const(lines)) as n:
-            body(Vectors(self.b, element("int32"), line // WORD), self.memory[register] + n * LINE_BYTES, n)
+        with counted(const(lines)) as n:
+            body(Vectors(element("int32"), line // WORD), self.memory[register] + n * LINE_BYTES, n)

@@ -72,7 +72,7 @@ def lrn(element: ElementType, lanes, direction, three_quarters):
     """Scratch: the channels' squares, between zeros for channels that do not exist. three_quarters: beta is 0.75."""
 
     def body(w):
-        b, v, run, a = w.b, w.v, w.run, LrnArgs.load(w.b, w.run.args, held=True)
+        v, run, a = w.v, w.run, LrnArgs.load(w.run.args, held=True)
         step, vectors = const(w.own_step), w.v.computed
         first = run.own + a.before * step
         scale, bias, beta = map(v.splat_float64, (a.scale, a.bias, a.beta))
@@ -87,7 +87,7 @@ def lrn(element: ElementType, lanes, direction, three_quarters):
 
         def result(at):
             (total,) = v.slots(1, v.zero)
-            with counted(b, a.before + a.after + 1) as n:
+            with counted(a.before + a.after + 1) as n:
                 near = run.own + at.own + n * step
                 total.held += vectors.load(near, at.mask)
             x = v.load(run.src + at.offset, at.mask)

@@ -11,6 +11,7 @@ from blockconv.core.python import bounded_cache
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, float64_bits, word
 from blockconv.jit.ir import I32, I64, const, emitted, pointer
+from blockconv.jit.values import build
 from blockconv.kernels.common.vectors import Vectors
 
 
@@ -34,21 +35,21 @@ def _arguments(number: int, first: int, second: int) -> ActivationArguments:
 
 def activate(v: Vectors, x, number, parameters: list[Any]):
     """The activation of this number at run time on the vector `x`; unknown numbers leave it as it is."""
-    start = v.b.block
-    done = v.b.append_basic_block("activated")
-    switch = v.b.switch(number, done)
+    start = build.block
+    done = build.append_basic_block("activated")
+    switch = build.switch(number, done)
     results = [(x, start)]
     for name, definition in ACTIVATIONS.items():
         if definition.code is None:
             continue
         value = NUMBERS[name]
-        block = v.b.append_basic_block(f"activation_{value}")
+        block = build.append_basic_block(f"activation_{value}")
         switch.add_case(I64(value), block)
-        v.b.position_at_end(block)
-        results.append((definition.code(v, x, *parameters[: len(definition.parameters)]), v.b.block))
-        v.b.branch(done)
-    v.b.position_at_end(done)
-    phi = v.b.phi(x.type)
+        build.position_at_end(block)
+        results.append((definition.code(v, x, *parameters[: len(definition.parameters)]), build.block))
+        build.branch(done)
+    build.position_at_end(done)
+    phi = build.phi(x.type)
     for result, block in results:
         phi.add_incoming(result, block)
     return phi
@@ -58,17 +59,17 @@ def parameters_at(v: Vectors, act) -> Iterator[Any]:
     """The two parameters of the activation whose `ActivationArguments` are at the address `act`, as elements."""
     for name in ("first", "second"):
         at = act + 8 * ActivationArguments.fields[name].first
-        yield v.b.fptrunc(v.b.load(pointer(v.b, at, ir.DoubleType())), v.element)
+        yield build.fptrunc(build.load(pointer(at, ir.DoubleType())), v.element)
 
 
 @emitted
-def activate_scalar(builder, value, address, kind):
+def activate_scalar(value, address, kind):
     """The activation of one float, as it is described at `address`; kind: an `ActivationKind`, at run time."""
-    v = Vectors(builder, ElementType.of(8 if value.type == ir.DoubleType() else 4), 1)
+    v = Vectors(ElementType.of(8 if value.type == ir.DoubleType() else 4), 1)
     low, high = parameters_at(v, address)
-    number = ActivationArguments.load(builder, address).number
-    number = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.OTHER)), number, const(0))
+    number = ActivationArguments.load(address).number
+    number = build.select(build.icmp_signed("==", kind, const(ActivationKind.OTHER)), number, const(0))
     other = activate(v, v.splat(value), number, [low, high])
     clipped = v.clip(v.splat(value), v.splat(low), v.splat(high))
-    chosen = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.CLIP)), clipped, other)
-    return builder.extract_element(chosen, I32(0))
+    chosen = build.select(build.icmp_signed("==", kind, const(ActivationKind.CLIP)), clipped, other)
+    return build.extract_element(chosen, I32(0))

@@ -19,6 +19,7 @@ from blockconv.core.python import zipped
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, in_bytes, in_elements, word
 from blockconv.jit.ir import const, counted, emitted
+from blockconv.jit.values import build
 from blockconv.kernels.common.conversion import ConversionArguments, read_and_written
 from blockconv.kernels.common.copies import copy_blocks, gather_blocks
 from blockconv.kernels.common.floats import Floats
@@ -96,34 +97,33 @@ class AxisWalk:
     def __init__(self, ends: tuple[Floats, Floats], run: AxisRun, direction: int, mask: Any | None = None) -> None:
         self.run, self.direction, self.mask = run, direction, mask
         self.v, self.out = ends
-        self.b = self.v.b
         across = self.across = direction == ACROSS
         self.own_step = self.v.computed.bytes if across else self.v.computed.itemsize
 
     def each(self, body: Callable[[At], None], after: Callable[[], None] | None = None) -> None:
         """body(at) for each vector, in order; after() after `PARTIAL` of them at the most, and at the end."""
-        b, v, run = self.b, self.v, self.run
+        v, run = self.v, self.run
         if self.direction == ALONG:
             self._along(const(0), const(0), run.size, body, after)
             return
-        with counted(b, run.extents) as extents:
+        with counted(run.extents) as extents:
             first = extents * run.extent
             offset, beside = extents * run.stride, first * v.computed.itemsize
             if self.across:
                 body(At(offset, first * v.computed.bytes, beside, self.mask))
                 if after is not None:
-                    with b.if_then(b.icmp_signed("==", first & PARTIAL - 1, const(PARTIAL - 1))):
+                    with build.if_then(build.icmp_signed("==", first & PARTIAL - 1, const(PARTIAL - 1))):
                         after()
             else:
                 rest = run.size - first
-                size = b.select(rest < run.extent, rest, run.extent)
+                size = build.select(rest < run.extent, rest, run.extent)
                 self._along(offset, beside, size, body, after)
         if self.across and after is not None:
             after()
 
     def _along(self, offset, beside, size, body: Callable[[At], None], after) -> None:
         """The same for a contiguous extent."""
-        b, v, most = self.b, self.v, const(PARTIAL * self.v.lanes)
+        v, most = self.v, const(PARTIAL * self.v.lanes)
 
         def part(start, count) -> None:
             def vector(at, mask: Any | None) -> None:
@@ -135,10 +135,10 @@ class AxisWalk:
         if after is None:
             part(const(0), size)
             return
-        with counted(b, b.sdiv(size + (most - 1), most)) as n:
+        with counted(build.sdiv(size + (most - 1), most)) as n:
             done = n * most
             rest = size - done
-            part(done * v.itemsize, b.select(rest < most, rest, most))
+            part(done * v.itemsize, build.select(rest < most, rest, most))
             after()
 
     def folded(
@@ -148,14 +148,14 @@ class AxisWalk:
 
         first: what `combine` begins with, and does not change. partial: parts are combined first, and then these.
         """
-        b, v = self.b, self.v
+        v = self.v
         begin = v.c(first)
         slots, totals = v.slots(count, begin), v.slots(count * partial, begin)
 
         def add(at: At) -> None:
             for slot, value in zipped(slots, values(at)):
                 # Lanes that do not exist have no part in what is combined.
-                exists = value if self.across or at.mask is None else b.select(at.mask, value, begin)
+                exists = value if self.across or at.mask is None else build.select(at.mask, value, begin)
                 slot.held = combine(exists, slot.held)
 
         def after() -> None:
@@ -184,7 +184,7 @@ class AxisWalk:
         """Add to the numbers of such an array; across positions, the sum of all."""
         v = self.v.computed
         if self.across:
-            total = v.fold(value if at.mask is None else self.b.select(at.mask, value, v.zero))
+            total = v.fold(value if at.mask is None else build.select(at.mask, value, v.zero))
             v.store_first(self.parameter(address, at) + total, address + at.beside, 1)
         else:
             self.put_parameter(self.parameter(address, at) + value, address, at)
@@ -214,13 +214,13 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
     itemsize, across, in_blocks = element.itemsize, direction == ACROSS, direction == ALONG_BLOCKS
 
     @emitted
-    def run(builder, x: AxisRun) -> None:
+    def run(x: AxisRun) -> None:
         words = x.args + 8 * AxisArgs.fields["integers"].first
-        ends = read_and_written(builder, element, element, lanes, words)
+        ends = read_and_written(element, element, lanes, words)
         if not across:
             body(AxisWalk(ends, x, direction))
             return
-        with builder.if_else(x.positions >= lanes) as (whole, partly):
+        with build.if_else(x.positions >= lanes) as (whole, partly):
             with whole:
                 body(AxisWalk(ends, x, direction))
             with partly:

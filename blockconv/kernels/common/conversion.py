@@ -6,7 +6,7 @@ from blockconv.core.python import zipped
 from blockconv.core.types import BITS, ElementType
 from blockconv.jit.arguments import Arguments, group
 from blockconv.jit.ir import const, counted, emitted
-from blockconv.jit.values import truth
+from blockconv.jit.values import build, truth
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.requantize import QuantizationArguments, quantization_words
 
@@ -58,13 +58,13 @@ def quantizations_at(address) -> list[Any]:
     return [address + 8 * ConversionArguments.fields[end].first for end in ("src", "dst")]
 
 
-def read_and_written(builder, src: ElementType, dst: ElementType, lanes: int, address) -> tuple[Floats, Floats]:
+def read_and_written(src: ElementType, dst: ElementType, lanes: int, address) -> tuple[Floats, Floats]:
     """Code over the elements of a source, and over those of a destination.
 
     address: of their `ConversionArguments`, which integers need.
     """
     ends = zipped((src, dst), quantizations_at(address))
-    v, out = (Floats(builder, type, lanes, words) for type, words in ends)
+    v, out = (Floats(type, lanes, words) for type, words in ends)
     return v, out
 
 
@@ -81,14 +81,14 @@ class ConvertedExtents(NamedTuple):
 
 
 @emitted
-def convert_extents(builder, moved: Moved, lanes: int, one_vector: int, x: ConvertedExtents) -> None:
+def convert_extents(moved: Moved, lanes: int, one_vector: int, x: ConvertedExtents) -> None:
     """Convert `ConvertedExtents` by vectors of `lanes`: one for an extent, or more.
 
     The last vector of an extent is moved back to be whole. Shorter extents are converted element by element.
     """
     if not moved.is_converted:
         return
-    vectors, one = (read_and_written(builder, *moved, n, x.conversion) for n in (lanes, 1))
+    vectors, one = (read_and_written(*moved, n, x.conversion) for n in (lanes, 1))
 
     def at(ends: tuple[Floats, Floats], k, src, dst) -> None:
         v, out = ends
@@ -96,16 +96,16 @@ def convert_extents(builder, moved: Moved, lanes: int, one_vector: int, x: Conve
         out.store(value, dst + k * out.itemsize)
 
     def extent(src, dst) -> None:
-        with builder.if_else(x.size >= lanes) as (long, short):
+        with build.if_else(x.size >= lanes) as (long, short):
             with long:
-                with counted(builder, builder.sdiv(x.size, const(lanes))) as part:
+                with counted(build.sdiv(x.size, const(lanes))) as part:
                     at(vectors, part * lanes, src, dst)
-                with builder.if_then(truth(builder, builder.srem(x.size, const(lanes)))):
+                with build.if_then(truth(build.srem(x.size, const(lanes)))):
                     at(vectors, x.size - lanes, src, dst)
-            with short, counted(builder, x.size) as element:
+            with short, counted(x.size) as element:
                 at(one, element, src, dst)
 
-    with counted(builder, x.count) as n:
+    with counted(x.count) as n:
         src = x.src + n * x.src_step
         dst = x.dst + n * x.dst_step
         if one_vector:

@@ -21,6 +21,7 @@ from blockconv.core.checks import Pair
 from blockconv.core.target import Isa
 from blockconv.core.types import BRAIN, SIGNED, UNSIGNED, ElementType, Types
 from blockconv.jit.ir import I32, call_llvm, pointer, vector
+from blockconv.jit.values import build
 from blockconv.kernels.common.vectors import Vectors
 
 
@@ -145,9 +146,9 @@ def source_element(v: Vectors, number: int, address):
     """The element of the source at an address, as `multiply_accumulate` takes it against each vector of weights."""
     if number not in BY_ELEMENT:
         return v.broadcast(address)
-    scalar = v.b.load(pointer(v.b, address, I32), align=v.itemsize)
+    scalar = build.load(pointer(address, I32), align=v.itemsize)
     undefined = ir.VectorType(scalar.type, v.lanes)(ir.Undefined)
-    return InFirstLane(v.b.insert_element(undefined, scalar, I32(0)))
+    return InFirstLane(build.insert_element(undefined, scalar, I32(0)))
 
 
 # By number: the extension, the instruction for two whole vectors, and the one that broadcasts its last operand. `sudot`
@@ -166,14 +167,14 @@ def _of_arm(number: int) -> Callable[..., Any]:
         else:
             operands = f"{whole} $0.4s, $2.{full}, $1.{full}"
         kind = ir.FunctionType(v.kind, [w.type, x.type, v.kind])
-        return v.b.asm(kind, f".arch_extension {extension}\\0A{operands}", "=w,w,w,0", [w, x, acc], False)
+        return build.asm(kind, f".arch_extension {extension}\\0A{operands}", "=w,w,w,0", [w, x, acc], False)
 
     return emit
 
 
 def _vnni(name: str) -> Callable[..., Any]:
     def emit(v: Vectors, x, w, acc):
-        return call_llvm(v.b, f"llvm.x86.avx512.{name}.{8 * v.bytes}", v.kind, [acc, x, w])  # AVX-VNNI's too
+        return call_llvm(f"llvm.x86.avx512.{name}.{8 * v.bytes}", v.kind, [acc, x, w])  # AVX-VNNI's too
 
     return emit
 
@@ -183,7 +184,7 @@ _PAIRS = {16: "llvm.x86.sse2.pmadd.wd", 32: "llvm.x86.avx2.pmadd.wd", 64: "llvm.
 
 def _vpmaddwd(v: Vectors, x, w, acc):
     pairs = vector(2, 2 * v.lanes)
-    products = call_llvm(v.b, _PAIRS[v.bytes], v.kind, [v.b.bitcast(x, pairs), v.b.bitcast(w, pairs)])
+    products = call_llvm(_PAIRS[v.bytes], v.kind, [build.bitcast(x, pairs), build.bitcast(w, pairs)])
     return acc + products
 
 
@@ -197,20 +198,19 @@ _BYTE_PAIRS = {
 def _vpmaddubsw(v: Vectors, x, w, acc):
     """Two sums of two products, each an int16, and their sum. Exact where weights are narrow, or channels of 4 bits."""
     bytes_, pairs = (ir.VectorType(ir.IntType(32 // count), count * v.lanes) for count in (4, 2))
-    sums = call_llvm(v.b, _BYTE_PAIRS[v.bytes], pairs, [v.b.bitcast(x, bytes_), v.b.bitcast(w, bytes_)])
+    sums = call_llvm(_BYTE_PAIRS[v.bytes], pairs, [build.bitcast(x, bytes_), build.bitcast(w, bytes_)])
     ones = pairs([1] * pairs.count)
-    return acc + call_llvm(v.b, _PAIRS[v.bytes], v.kind, [sums, ones])
+    return acc + call_llvm(_PAIRS[v.bytes], v.kind, [sums, ones])
 
 
 def _emulated(channels: int, is_unsigned: bool) -> Callable[..., Any]:
     bits = 32 // channels
 
     def emit(v: Vectors, x, w, acc):
-        b = v.b
 
         def channel(value, k: int, unsigned: bool):
             above = value << 32 - bits * (k + 1)
-            return (b.lshr if unsigned else b.ashr)(above, v.c(32 - bits))
+            return (build.lshr if unsigned else build.ashr)(above, v.c(32 - bits))
 
         for k in range(channels):
             acc = acc + channel(x, k, is_unsigned) * channel(w, k, False)
@@ -222,7 +222,7 @@ def _emulated(channels: int, is_unsigned: bool) -> Callable[..., Any]:
 def _vdpbf16ps(v: Vectors, x, w, acc):
     pairs = vector(4, v.lanes)
     name = f"llvm.x86.avx512bf16.dpbf16ps.{8 * v.bytes}"
-    return call_llvm(v.b, name, v.kind, [acc, v.b.bitcast(x, pairs), v.b.bitcast(w, pairs)])
+    return call_llvm(name, v.kind, [acc, build.bitcast(x, pairs), build.bitcast(w, pairs)])
 
 
 _DOTS: dict[int, Callable[..., Any]] = {

@@ -18,7 +18,7 @@ from llvmlite import ir
 from blockconv.core.activation import ActivationKind
 from blockconv.core.python import zipped
 from blockconv.jit.ir import I32, const, constants, counted, join, load_i64, shuffle, transpose
-from blockconv.jit.values import alloca_once, truth
+from blockconv.jit.values import alloca_once, build, truth
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import (
@@ -38,7 +38,7 @@ from blockconv.kernels.common.unpacked import PARTS, in_order, split
 MASKED_STORES = 64
 
 
-def finish(builder, tile: Tile, out, accs: list[Any], apart: Callable[[], None] | None = None) -> None:
+def finish(tile: Tile, out, accs: list[Any], apart: Callable[[], None] | None = None) -> None:
     """Store the accumulators (stack slots, in the order [row][pixel][vector]), with residual and activation.
 
     out: an `Output`, or a `TileRecord`. apart: emits what stores a tile that lacks channels, if it is not to be stored
@@ -47,27 +47,27 @@ def finish(builder, tile: Tile, out, accs: list[Any], apart: Callable[[], None] 
     full = out.valid >= (tile.period or tile.width)
     if tile.period and not tile.row:
         full = full & (out.written >= tile.width)
-    with builder.if_else(full, likely=True) as (whole, part):
+    with build.if_else(full, likely=True) as (whole, part):
         with whole:
-            TileEpilogue(builder, tile, out, masked=False).finish(accs)
+            TileEpilogue(tile, out, masked=False).finish(accs)
         with part:
             if apart:
                 apart()
             else:
-                TileEpilogue(builder, tile, out, masked=True).finish(accs)
+                TileEpilogue(tile, out, masked=True).finish(accs)
 
 
 class TileEpilogue:
     """The code that finishes a tile; `masked` where not all of its channels exist, or not all are written."""
 
-    def __init__(self, builder, tile: Tile, out, masked: bool) -> None:
-        self.b, self.v, self.out = builder, tile.code(builder), out
+    def __init__(self, tile: Tile, out, masked: bool) -> None:
+        self.v, self.out = tile.code(), out
         self.tile, self.parts = tile.in_order, tile.unpacked or 1  # of a vector that is stored
         self.store_width, self.act, self.masked = tile.store_width, tile.act, masked
-        self.stored = tile.stored(builder)
+        self.stored = tile.stored()
         self.finished = I32 if self.stored.type.is_packed else self.stored.element  # before it is packed
         self.half = self.stored.type if self.stored.type.is_half else None
-        self.args = EpilogueArguments.load(builder, out.activation, held=True) if tile.dst and not self.half else None
+        self.args = EpilogueArguments.load(out.activation, held=True) if tile.dst and not self.half else None
         self.rounding = Rounding(tile.rounding)
         # `away` and `fits` of `quantized_parts`.
         self.how = Rounding.AWAY in self.rounding, tile.act != ActivationKind.OTHER
@@ -95,7 +95,7 @@ class TileEpilogue:
 
     def finish_bytes(self, accs: list[Any]) -> None:
         """Finish few vectors after the other, so that the registers of the first ones are free for the others."""
-        with self.b.if_else(truth(self.b, self.out.residual), likely=False) as (summed, alone):
+        with build.if_else(truth(self.out.residual), likely=False) as (summed, alone):
             for is_summed, block in ((True, summed), (False, alone)):
                 with block:
                     for row in range(self.tile.rows):
@@ -133,7 +133,7 @@ class TileEpilogue:
             return quantized_together(self.v, self.args, values, *self.how, self.finished) if self.args else values
         groups = [values[k : k + self.parts] for k in range(0, len(values), self.parts)]
         if not self.args:
-            return [in_order(self.b, group) for group in groups]
+            return [in_order(group) for group in groups]
         return [quantized_parts(self.v, self.args, group, *self.how) for group in groups]
 
     def read(self, value):
@@ -147,7 +147,7 @@ class TileEpilogue:
     def clip(self, slots: list[Any]) -> None:
         """Clip the vectors, if `Output.clips` says so."""
         clips = self.out.clips
-        with self.where(None if clips is None else truth(self.b, clips)):
+        with self.where(None if clips is None else truth(clips)):
             for slot, value in zipped(slots, self.clipped(self.v.loaded(slots))):
                 slot.held = value
 
@@ -160,8 +160,8 @@ class TileEpilogue:
         v, scratch = self.v, self.out.scratch
         v.spill(accs, scratch)
         parameters = list(parameters_at(v, self.out.activation))
-        number = ActivationArguments.load(self.b, self.out.activation).number
-        with counted(self.b, const(len(accs))) as n:
+        number = ActivationArguments.load(self.out.activation).number
+        with counted(const(len(accs))) as n:
             at = scratch + n * v.bytes
             v.store(activate(v, v.load(at), number, parameters), at)
         v.restore(accs, scratch)
@@ -188,12 +188,12 @@ class TileEpilogue:
         array writes nothing, but takes a processor hundreds of cycles.
         """
         step = self.out.dst_block
-        offset = load_i64.emit(self.b, step, const(j)) if self.tile.has_parts else j * step
+        offset = load_i64.emit(step, const(j)) if self.tile.has_parts else j * step
         if not self.masked or self.tile.row:
             return pixel + offset, None
         limit = self.out.written - j * self.store_width
         is_any = limit > 0
-        return pixel + self.b.select(is_any, offset, const(0)), limit
+        return pixel + build.select(is_any, offset, const(0)), limit
 
     def store_vectors(self, values: list[Any], base, row: int, first: int = 0) -> None:
         """Store vectors of a row from number `first` on."""
@@ -203,7 +203,7 @@ class TileEpilogue:
             for k, locate in self.stores(i, base):
                 part = value
                 if self.store_width < self.tile.lanes:
-                    part = shuffle(self.b, value, value, list(range(k, k + self.store_width)))
+                    part = shuffle(value, value, list(range(k, k + self.store_width)))
                 self.stored.store_lanes(part, *locate(), self.lanes_of(i, row))
 
     def lanes_of(self, i: int, row: int) -> int:
@@ -217,8 +217,8 @@ class TileEpilogue:
         mask = self.stored.below(self.out.valid - before, self.tile.period)
         zero = self.stored.zero
         if self.args:
-            zero = self.stored.splat(self.b.trunc(self.args.dst_fill, self.finished))
-        return self.b.select(mask, value, zero)
+            zero = self.stored.splat(build.trunc(self.args.dst_fill, self.finished))
+        return build.select(mask, value, zero)
 
     # ------------------------------------------------------------ the residual
 
@@ -229,7 +229,7 @@ class TileEpilogue:
         """
         if not self.v.type.is_float:
             return
-        with self.b.if_then(truth(self.b, self.out.residual), likely=False):
+        with build.if_then(truth(self.out.residual), likely=False):
             count = len(accs) // self.tile.rows
             for row in range(self.tile.rows):
                 slots = accs[row * count : (row + 1) * count]
@@ -255,8 +255,8 @@ class TileEpilogue:
         else:
             load, width = self.stored.load_lanes, self.store_width
             each = [[load(*at(), self.lanes_of(i, row), width) for _, at in self.stores(i, base)] for i in stored]
-            values = [join(self.b, parts) for parts in each]
-        return values if self.parts == 1 else [part for value in values for part in split(self.b, value)]
+            values = [join(parts) for parts in each]
+        return values if self.parts == 1 else [part for value in values for part in split(value)]
 
     # ------------------------------------------------------------ planes (NCHW)
 
@@ -271,7 +271,7 @@ class TileEpilogue:
                 offset, limit = v * tile.lanes * self.out.dst_block, None
                 if self.masked:
                     limit = self.out.written - v * tile.lanes
-                    offset = self.b.select(limit > 0, offset, const(0))
+                    offset = build.select(limit > 0, offset, const(0))
                 at = at + offset
                 for p, value in zipped(pixels, act(chosen, at, limit)):
                     out[p * tile.vectors + v] = value
@@ -288,22 +288,22 @@ class TileEpilogue:
                 yield address, None
             else:
                 in_bounds = c < limit
-                yield self.b.select(in_bounds, address, base), in_bounds
+                yield build.select(in_bounds, address, base), in_bounds
 
     def plane_mask(self, pixels: int, in_bounds: Any | None):
         """The mask of a plane's pixels that exist."""
         exist = constants(1, tuple(int(p < pixels) for p in range(self.tile.lanes)))
-        return exist if in_bounds is None else self.b.select(in_bounds, exist, exist.type(None))
+        return exist if in_bounds is None else build.select(in_bounds, exist, exist.type(None))
 
     def finish_planes(self, pixels: list[Any], base, limit: Any | None) -> list[Any]:
         """Transpose pixels into planes and store them; add a residual and clip before, unless that is done."""
-        b, v, lanes = self.b, self.stored, self.tile.lanes
+        v, lanes = self.stored, self.tile.lanes
         padded = pixels + [v.kind(ir.Undefined)] * (lanes - len(pixels))
-        slots = [alloca_once(b, v.kind) for _ in range(lanes)]
-        for slot, plane in zipped(slots, transpose(b, padded, lanes, lanes)):
+        slots = [alloca_once(v.kind) for _ in range(lanes)]
+        for slot, plane in zipped(slots, transpose(padded, lanes, lanes)):
             slot.held = plane
         if self.finishes_planes:
-            with b.if_then(truth(b, self.out.residual), likely=False):
+            with build.if_then(truth(self.out.residual), likely=False):
                 residual = self.planes(base + self.out.residual, limit)
                 for slot, (at, in_bounds) in zipped(slots, residual):
                     slot.held += v.load(at, self.plane_mask(len(pixels), in_bounds))
@@ -326,8 +326,8 @@ class TileEpilogue:
             else:
                 with self.where(in_bounds):
                     slots[-1].held = v.load_first(at, len(pixels))
-        return transpose(self.b, v.loaded(slots), self.tile.lanes, self.tile.lanes)[: len(pixels)]
+        return transpose(v.loaded(slots), self.tile.lanes, self.tile.lanes)[: len(pixels)]
 
     def where(self, condition: Any | None):
         """Code that runs where the condition holds; always, without one."""
-        return contextlib.nullcontext() if condition is None else self.b.if_then(condition)
+        return contextlib.nullcontext() if condition is None else build.if_then(condition)

@@ -5,6 +5,7 @@ from typing import Any
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import emitted
+from blockconv.jit.values import build
 from blockconv.kernels.common.requantize import Elements
 from blockconv.kernels.common.vectors import Vectors
 
@@ -17,11 +18,11 @@ class Floats(Vectors):
     vectors of the type that is computed with.
     """
 
-    def __init__(self, builder, element: ElementType, lanes: int, words=None) -> None:
-        super().__init__(builder, element.computed, lanes)
-        self.memory, self.computed = Vectors(builder, element, lanes), Vectors(builder, element.computed, lanes)
+    def __init__(self, element: ElementType, lanes: int, words=None) -> None:
+        super().__init__(element.computed, lanes)
+        self.memory, self.computed = Vectors(element, lanes), Vectors(element.computed, lanes)
         self.is_narrow, self.words = element != element.computed, words
-        self.elements = None if element.is_float else Elements(builder, element, lanes, words)
+        self.elements = None if element.is_float else Elements(element, lanes, words)
         self.itemsize, self.bytes = self.memory.itemsize, self.memory.bytes
 
     def load(self, address, mask: Any | None = None, other: float | None = None, lanes: int | None = None):
@@ -30,7 +31,7 @@ class Floats(Vectors):
         value = self.widened(self.memory.load(address, mask, lanes=lanes))
         if mask is None or other is None:
             return value
-        return self.b.select(mask, value, Vectors(self.b, self.type, value.type.count).c(other))
+        return build.select(mask, value, Vectors(self.type, value.type.count).c(other))
 
     def gathered(self, addresses: Sequence[Any]):
         return self.widened(self.memory.gathered(addresses))
@@ -51,15 +52,15 @@ class Floats(Vectors):
         """Code over so many."""
         if self.elements is not None and lanes == self.lanes:
             return self.elements
-        return Elements(self.b, self.memory.type, lanes, self.words)
+        return Elements(self.memory.type, lanes, self.words)
 
 
 def converter(kind: ElementType, lanes: int, widens: bool):
     """convert(src, dst, count): code that copies elements in memory to an array of the computed type; or from one."""
 
     @emitted
-    def convert(builder, src, dst, count) -> None:
-        v = Floats(builder, kind, lanes)
+    def convert(src, dst, count) -> None:
+        v = Floats(kind, lanes)
 
         def vector(at, mask: Any | None) -> None:
             if widens:

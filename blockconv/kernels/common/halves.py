@@ -10,6 +10,7 @@ from llvmlite import ir
 from blockconv.core import target
 from blockconv.core.types import BRAIN, ElementType
 from blockconv.jit.ir import call_llvm, vector
+from blockconv.jit.values import build
 from blockconv.kernels.common.vectors import Vectors
 
 _I16 = ir.IntType(16)
@@ -17,12 +18,12 @@ _I16 = ir.IntType(16)
 
 def widened(v: Vectors, half: ElementType, bits):
     """The float32 of vectors `v` that these are: a vector of the bits, as integers, of type `half`."""
-    b, wide = v.b, vector(4, v.lanes)
+    wide = vector(4, v.lanes)
     if half.kind == BRAIN:
-        return b.bitcast(b.zext(bits, wide) << 16, v.kind)
+        return build.bitcast(build.zext(bits, wide) << 16, v.kind)
     if target.isa().f16:
-        return b.fpext(b.bitcast(bits, ir.VectorType(ir.HalfType(), v.lanes)), v.kind)
-    return _widened_in_integers(v, b.zext(bits, wide))
+        return build.fpext(build.bitcast(bits, ir.VectorType(ir.HalfType(), v.lanes)), v.kind)
+    return _widened_in_integers(v, build.zext(bits, wide))
 
 
 def rounded(v: Vectors, half: ElementType, x, flushes: bool = False):
@@ -30,15 +31,15 @@ def rounded(v: Vectors, half: ElementType, x, flushes: bool = False):
 
     flushes: denormal numbers may become zeros, as they do by the instruction that AVX512-BF16 has for bfloat16.
     """
-    b, narrow = v.b, vector(2, v.lanes)
+    narrow = vector(2, v.lanes)
     isa = target.isa()
     if half.kind == BRAIN and flushes and isa.is_x86 and isa.bf16 and v.bytes in (32, 64):
-        return call_llvm(b, f"llvm.x86.avx512bf16.cvtneps2bf16.{8 * v.bytes}", narrow, [x])
+        return call_llvm(f"llvm.x86.avx512bf16.cvtneps2bf16.{8 * v.bytes}", narrow, [x])
     if half.kind != BRAIN and isa.f16:
-        return b.bitcast(b.fptrunc(x, ir.VectorType(ir.HalfType(), v.lanes)), narrow)
-    bits = b.bitcast(x, vector(4, v.lanes))
+        return build.bitcast(build.fptrunc(x, ir.VectorType(ir.HalfType(), v.lanes)), narrow)
+    bits = build.bitcast(x, vector(4, v.lanes))
     made = _rounded_to_brain(v, bits) if half.kind == BRAIN else _rounded_in_integers(v, bits)
-    return b.trunc(made, narrow)
+    return build.trunc(made, narrow)
 
 
 def _each(v: Vectors, value: int) -> ir.Constant:
@@ -47,12 +48,11 @@ def _each(v: Vectors, value: int) -> ir.Constant:
 
 
 def _rounded_to_brain(v: Vectors, bits):
-    b = v.b
-    upper = b.lshr(bits, _each(v, 16))
+    upper = build.lshr(bits, _each(v, 16))
     even = (upper & 1) + 0x7FFF
-    nearest = b.lshr(bits + even, _each(v, 16))
-    x = b.bitcast(bits, v.kind)
-    return b.select(b.fcmp_unordered("uno", x, x), upper | 0x40, nearest)
+    nearest = build.lshr(bits + even, _each(v, 16))
+    x = build.bitcast(bits, v.kind)
+    return build.select(build.fcmp_unordered("uno", x, x), upper | 0x40, nearest)
 
 
 # The exponent's bias is 15 in float16 and 127 in float32, and float32's mantissa has 13 bits more.
@@ -63,30 +63,28 @@ _INFINITE = 0x7F800000
 
 
 def _widened_in_integers(v: Vectors, bits):
-    b = v.b
     sign = (bits & 0x8000) << 16
     size = bits & 0x7FFF
     normal = (size << _MORE) + _REBIAS
-    special = b.icmp_unsigned(">=", size, _each(v, 0x7C00))
-    normal = b.select(special, normal | _INFINITE, normal)
+    special = build.icmp_unsigned(">=", size, _each(v, 0x7C00))
+    normal = build.select(special, normal | _INFINITE, normal)
     # Values below the least normal one are multiples of 2^-24. They are made without arithmetic on denormal floats,
     # which a processor may be set to take for zeros.
-    small = b.bitcast(b.sitofp(size, v.kind) * 2.0**-24, size.type)
-    made = b.select(b.icmp_unsigned("<", size, _each(v, 0x0400)), small, normal)
-    return b.bitcast(made | sign, v.kind)
+    small = build.bitcast(build.sitofp(size, v.kind) * 2.0**-24, size.type)
+    made = build.select(build.icmp_unsigned("<", size, _each(v, 0x0400)), small, normal)
+    return build.bitcast(made | sign, v.kind)
 
 
 def _rounded_in_integers(v: Vectors, bits):
-    b = v.b
-    sign = b.lshr(bits & 1 << 31, _each(v, 16))
+    sign = build.lshr(bits & 1 << 31, _each(v, 16))
     size = bits & (1 << 31) - 1
-    odd = b.lshr(size, _each(v, _MORE)) & 1
+    odd = build.lshr(size, _each(v, _MORE)) & 1
     even = odd + ((1 << (_MORE - 1)) - 1)
-    normal = b.lshr(size - _REBIAS + even, _each(v, _MORE))
+    normal = build.lshr(size - _REBIAS + even, _each(v, _MORE))
     # A sum with 1/2 has 2^-24 as its last bit, like the smallest float16: it rounds the same way.
-    summed = b.bitcast(b.bitcast(size, v.kind) + 0.5, size.type)
+    summed = build.bitcast(build.bitcast(size, v.kind) + 0.5, size.type)
     small = summed - ((127 - 1) << 23)
-    special = b.select(b.icmp_unsigned(">", size, _each(v, _INFINITE)), _each(v, 0x7E00), _each(v, 0x7C00))
-    made = b.select(b.icmp_unsigned("<", size, _each(v, _LEAST)), small, normal)
-    made = b.select(b.icmp_unsigned(">=", size, _each(v, _TOO_LARGE)), special, made)
+    special = build.select(build.icmp_unsigned(">", size, _each(v, _INFINITE)), _each(v, 0x7E00), _each(v, 0x7C00))
+    made = build.select(build.icmp_unsigned("<", size, _each(v, _LEAST)), small, normal)
+    made = build.select(build.icmp_unsigned(">=", size, _each(v, _TOO_LARGE)), special, made)
     return made | sign

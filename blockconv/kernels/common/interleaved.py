@@ -57,7 +57,7 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run, cut: bo
     number of the multiply-accumulate; a channel here is one of its elements. The channels of a group are unrolled, each
     a loop of its own over the steps: in one loop, LLVM would keep all pixels of all channels in registers.
     """
-    b, tap_bytes = v.b, shared.width * v.itemsize
+    tap_bytes = shared.width * v.itemsize
     accs = v.slots(tile.rows * tile.pixels, v.load(run.bia))
     columns = taps_of_columns(tile.pixels, shared.taps, shared.px_step, shared.tap_step)
     # Lanes of weights past the last group's are not read.
@@ -65,8 +65,8 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run, cut: bo
     mask = None if all(exist) else ir.VectorType(ir.IntType(1), v.lanes)(exist)
     wei, step_bytes = run.wei, shared.taps * tap_bytes
     for channel in range(shared.group_ic):
-        with each_step(b, run, cut) as number:
-            first, src = wei + number * step_bytes, source_of(b, run, number)
+        with each_step(run, cut) as number:
+            first, src = wei + number * step_bytes, source_of(run, number)
             weights = [v.load(first + t * tap_bytes, mask) for t in range(shared.taps)]
             for row in range(tile.rows):
                 base = src + row * run.src_row if row else src
@@ -83,7 +83,7 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run, cut: bo
 def spread(v: Vectors, shared, pixel, channel: int):
     """A channel of each lane's group, of a pixel's channels. shared: a `Shared`, or what has its groups."""
     groups = [min(lane // shared.group_oc, shared.groups - 1) for lane in range(v.lanes)]
-    return shuffle(v.b, pixel, pixel, [group * shared.group_ic + channel for group in groups])
+    return shuffle(pixel, pixel, [group * shared.group_ic + channel for group in groups])
 
 
 def taps_of_columns(pixels: int, taps: int, px_step: int, tap_step: int) -> list[tuple[int, list[Pair]]]:

@@ -21,7 +21,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, NEAREST, call_kernel, const, counted, emit_prefetch, emitted, opaque
-from blockconv.jit.values import alloca_once, truth
+from blockconv.jit.values import alloca_once, build, truth
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
 from blockconv.kernels.common.epilogue import TileEpilogue, finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
@@ -147,31 +147,31 @@ def conv_tile(spec: TileSpec):
     return kernel_of_tiles(_compute, spec, kept)
 
 
-def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
+def _compute(run: TileRecord, record, spec: TileSpec) -> None:
     """Reduce and store a tile, or a block of its reduction."""
     if spec.k_blocked:
-        _reduce_block(builder, spec, run, record)
+        _reduce_block(spec, run, record)
         return
     if spec.shared.dense:
-        accs = _accumulators(builder, spec, run)
-        _reduce(builder, spec, run, accs)
+        accs = _accumulators(spec, run)
+        _reduce(spec, run, accs)
     else:
-        accs = reduce_shared(spec.tile.code(builder), spec.tile, spec.shared, spec.dot, run, spec.cut)
-    _finish(builder, spec, run, record, accs)
+        accs = reduce_shared(spec.tile.code(), spec.tile, spec.shared, spec.dot, run, spec.cut)
+    _finish(spec, run, record, accs)
 
 
-def _finish(builder, spec: TileSpec, run: TileRecord, record, accs: list[Any]) -> None:
+def _finish(spec: TileSpec, run: TileRecord, record, accs: list[Any]) -> None:
     """Store a tile that is reduced."""
-    b, tile = builder, spec.finished
-    accs = real_accumulators(b, spec, (run.bia, run.scales), run.activation, accs)
+    tile = spec.finished
+    accs = real_accumulators(spec, (run.bia, run.scales), run.activation, accs)
 
     def apart() -> None:
-        v = tile.code(b)
-        memory = b.ptrtoint(alloca_once(b, v.kind, len(accs)), I64)
+        v = tile.code()
+        memory = build.ptrtoint(alloca_once(v.kind, len(accs)), I64)
         v.spill(accs, memory)
-        call_kernel.emit(b, run.part, record, run.dst, memory, const(0))
+        call_kernel.emit(run.part, record, run.dst, memory, const(0))
 
-    finish(b, tile, run, accs, apart if spec.parted else None)
+    finish(tile, run, accs, apart if spec.parted else None)
 
 
 @jit.kernel
@@ -179,11 +179,11 @@ def finish_part(tile: Tile):
     """Store a tile that lacks channels, of its `TileRecord`, its destination, and the address of its accumulators."""
 
     @emitted
-    def store(builder, record, dst, accs):
-        run, v = TileRecord.load(builder, record)._replace(dst=dst), tile.code(builder)
+    def store(record, dst, accs):
+        run, v = TileRecord.load(record)._replace(dst=dst), tile.code()
         slots = v.slots(tile.rows * tile.pixels * tile.vectors, v.zero)
         v.restore(slots, accs)
-        TileEpilogue(builder, tile, run, masked=True).finish(slots)
+        TileEpilogue(tile, run, masked=True).finish(slots)
 
     def kernel(record, dst, accs):
         store(record, dst, accs)
@@ -191,22 +191,22 @@ def finish_part(tile: Tile):
     return kernel
 
 
-def _reduce_block(builder, spec: TileSpec, run: TileRecord, record) -> None:
+def _reduce_block(spec: TileSpec, run: TileRecord, record) -> None:
     """A block of a tile's reduction. Accumulators are kept as they are: the sums are the same as without blocks."""
-    v = spec.tile.code(builder)
-    is_last = truth(builder, run.is_last)
-    accs = _accumulators(builder, spec, run)
-    with builder.if_then(builder.icmp_signed("==", run.is_first, const(0))):
+    v = spec.tile.code()
+    is_last = truth(run.is_last)
+    accs = _accumulators(spec, run)
+    with build.if_then(build.icmp_signed("==", run.is_first, const(0))):
         v.restore(accs, run.sums)
-    _reduce(builder, spec, run, accs)
-    with builder.if_else(is_last) as (finished, kept):
+    _reduce(spec, run, accs)
+    with build.if_else(is_last) as (finished, kept):
         with finished:
-            _finish(builder, spec, run, record, accs)
+            _finish(spec, run, record, accs)
         with kept:
             v.spill(accs, run.sums)
 
 
-def real_accumulators(builder, spec: TileSpec, at: tuple[Any, Any], args, accs: list[Any]) -> list[Any]:
+def real_accumulators(spec: TileSpec, at: tuple[Any, Any], args, accs: list[Any]) -> list[Any]:
     """Accumulators ready to be finished: integers that are stored as another type become real numbers.
 
     at: `bia` and `scales` of a `TileRecord`. args: the address of the `EpilogueArguments`.
@@ -217,26 +217,26 @@ def real_accumulators(builder, spec: TileSpec, at: tuple[Any, Any], args, accs: 
     def each(f: Vectors, address) -> list[Any]:
         return [f.load(address + k * f.bytes) for k in range(spec.vectors)]
 
-    return dequantized(spec.tile.code(builder), accs, at, each, spec.shifted, args)
+    return dequantized(spec.tile.code(), accs, at, each, spec.shifted, args)
 
 
 # ---------------------------------------------------------------- the reduction
 
 
-def _accumulators(builder, spec: TileSpec, run: TileRecord) -> list[Any]:
+def _accumulators(spec: TileSpec, run: TileRecord) -> list[Any]:
     """The accumulators, as yet the bias: stack slots, which LLVM keeps in registers, by [row][pixel][vector]."""
-    v = spec.tile.code(builder)
+    v = spec.tile.code()
     bias = [v.load(run.bia + k * v.bytes) for k in range(spec.vectors)]
     return v.in_slots(bias * (spec.rows * spec.pixels))
 
 
-def _reduce(builder, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
+def _reduce(spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
     """Add the products of all of the record's steps to the accumulators."""
-    v = spec.tile.code(builder)
+    v = spec.tile.code()
     # Pixels that are addressed from one of them: each takes a register for its distance.
     each = min(spec.pixels, 6 if target.isa().is_x86 else 14)
     # Else LLVM adds the stride for each pixel, and of a dot product's many sums it stores one and loads it at once.
-    to_pixel = [opaque(builder, k * run.src_pixel) for k in range(each + 1)]
+    to_pixel = [opaque(k * run.src_pixel) for k in range(each + 1)]
 
     def channel(x, w) -> None:
         """One channel at one tap: every pixel's scalar against every weight vector."""
@@ -247,7 +247,7 @@ def _reduce(builder, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
             for p in range(spec.pixels):
                 nth = p % each
                 if not nth and (p or spec.dot):
-                    base = opaque(builder, base + to_pixel[each] if p else base)
+                    base = opaque(base + to_pixel[each] if p else base)
                 at = base + to_pixel[nth] if nth else base
                 scalar = source_element(v, spec.dot, at)
                 for weight in weights:
@@ -258,7 +258,7 @@ def _reduce(builder, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
     ahead = range(0, spec.pixels, max(1, LINE // (spec.step * v.itemsize)))
     how = spec.unrolled, spec.streamed, spec.burst, ahead, spec.cut
     apart = spec.src_channel or v.itemsize
-    Reduction(builder, run, spec.step, apart, spec.vectors * v.bytes, channel, *how).all_steps()
+    Reduction(run, spec.step, apart, spec.vectors * v.bytes, channel, *how).all_steps()
 
 
 class Reduction(NamedTuple):
@@ -274,7 +274,6 @@ class Reduction(NamedTuple):
     streamed, burst, cut: as in `TileSpec`.
     """
 
-    b: Any
     run: TileRecord
     step: int
     apart: int
@@ -287,17 +286,17 @@ class Reduction(NamedTuple):
     cut: bool = False
 
     def all_steps(self) -> None:
-        b, run = self.b, self.run
-        self.steps(each_step(b, run, self.cut), const(self.step), self.unrolled)
+        run = self.run
+        self.steps(each_step(run, self.cut), const(self.step), self.unrolled)
         if self.step > 1:
-            tail = each_step(b, run, self.cut, run.runs * run.run_steps, run.tail_steps)
+            tail = each_step(run, self.cut, run.runs * run.run_steps, run.tail_steps)
             self.steps(tail, run.tail_channels, 1)
 
     def steps(self, numbers: AbstractContextManager[Any], channels, unrolled: int) -> None:
         """Reduce over the steps of these numbers, with `channels` channels each, so many of them in a turn."""
-        b, run, channel_bytes = self.b, self.run, self.channel_bytes
+        run, channel_bytes = self.run, self.channel_bytes
         with numbers as step:
-            x = source_of(b, run, step)
+            x = source_of(run, step)
             w = run.wei + step * (self.step * channel_bytes)
             if self.step == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
                 self.prefetch_streamed(w)
@@ -306,7 +305,7 @@ class Reduction(NamedTuple):
             if self.ahead:
                 self.prefetch_next(step)
             # LLVM unrolls a loop of four turns. It then spills addresses, and on Arm accumulators.
-            with counted(b, opaque(b, b.udiv(channels, const(unrolled)))) as turn:
+            with counted(opaque(build.udiv(channels, const(unrolled)))) as turn:
                 first = turn * unrolled
                 # LLVM moves no load past a prefetch. One alone parts the channels, whose weights there are too few
                 # registers to load side by side; it places several among them.
@@ -325,19 +324,19 @@ class Reduction(NamedTuple):
 
         No processor prefetches it by itself where it is not contiguous with this step's, as with blocks of few pixels.
         """
-        b, run = self.b, self.run
-        with b.if_then(truth(b, opaque(b, run.ahead))):  # opaque: else LLVM makes two loops
+        run = self.run
+        with build.if_then(truth(opaque(run.ahead))):  # opaque: else LLVM makes two loops
             last = run.runs * run.run_steps + run.tail_steps - 1
             following = step + 1
-            following = b.select(following < last, following, last)
-            x = source_of(b, run, following)
+            following = build.select(following < last, following, last)
+            x = source_of(run, following)
             for pixel in self.ahead:
-                emit_prefetch(b, x + pixel * run.src_pixel, NEAREST)
+                emit_prefetch(x + pixel * run.src_pixel, NEAREST)
 
     def prefetch_streamed(self, w) -> None:
         """Prefetch weights that are multiplied soon; processors run farther ahead with one stream than with two."""
         for line in range(0, self.channel_bytes if self.streamed else 0, LINE):
-            emit_prefetch(self.b, w + (STREAMED + line))
+            emit_prefetch(w + (STREAMED + line))
 
     def prefetch_share(self, step, channel, count: int) -> None:
         """Prefetch the share of `count` channels in their step's lines: as many bytes as they read, at the most.
@@ -347,8 +346,7 @@ class Reduction(NamedTuple):
         shares. Where many tiles share a block, a share is less than a line: more would prefetch the same lines
         repeatedly, and each prefetch takes a port and a fill buffer.
         """
-        b = self.b
         share = self.run.prefetch_lines * (LINE // self.step)  # bytes
         at = self.run.prefetch + (step * self.step + channel) * share
         for line in range(0, count * self.channel_bytes if self.burst else LINE, LINE):
-            emit_prefetch(b, at + line)
+            emit_prefetch(at + line)

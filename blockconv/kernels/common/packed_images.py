@@ -4,6 +4,7 @@ from blockconv import jit
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, address, in_bytes, in_channels, in_columns, in_rows, word
 from blockconv.jit.ir import const, emitted, fill_memory
+from blockconv.jit.values import build
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.packed_pixels import PixelPacking, Pixels, pixel_packer
 from blockconv.kernels.common.vectors import Vectors
@@ -90,12 +91,12 @@ def _row_pairer(lanes: int):
     """pair_row(dst, record): makes pairs of the pixels of a packed row. The first of a pair is lower in memory."""
 
     @emitted
-    def pair(builder, dst, first, second, count) -> None:
-        b, v, halves = builder, Vectors(builder, element("int32"), lanes), Vectors(builder, element("bfloat16"), lanes)
+    def pair(dst, first, second, count) -> None:
+        v, halves = Vectors(element("int32"), lanes), Vectors(element("bfloat16"), lanes)
 
         def body(at, mask) -> None:
-            offset = b.lshr(at, const(1))
-            lower, upper = (b.zext(halves.load(of + offset, mask), v.kind) for of in (first, second))
+            offset = build.lshr(at, const(1))
+            lower, upper = (build.zext(halves.load(of + offset, mask), v.kind) for of in (first, second))
             v.store(lower | upper << 16, dst + at, mask)
 
         v.each(count, body)

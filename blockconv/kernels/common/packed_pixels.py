@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from blockconv.core.python import zipped
 from blockconv.core.types import ElementType, Types
 from blockconv.jit.ir import const, counted, emitted, join, shuffle, store_bits, transpose
+from blockconv.jit.values import build
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.vectors import Vectors, lanes_below
@@ -191,11 +192,11 @@ def _one_by_one(how: PixelPacking):
     return pack
 
 
-def _held_and_packed(builder, how: PixelPacking) -> tuple[Vectors, Vectors]:
+def _held_and_packed(how: PixelPacking) -> tuple[Vectors, Vectors]:
     """Code for elements in memory, and for packed ones: floats of the type of computation, or the same bits."""
     if how.packed == how.src:
-        return Vectors(builder, how.src, how.lanes), Vectors(builder, how.src, how.lanes)
-    floats = Floats(builder, how.src, how.lanes)
+        return Vectors(how.src, how.lanes), Vectors(how.src, how.lanes)
+    floats = Floats(how.src, how.lanes)
     return floats, floats.computed
 
 
@@ -206,9 +207,9 @@ def _joiner(how: PixelPacking):
     """
 
     @emitted
-    def join_blocks(builder, dst, pixel, src, block, step, count) -> None:
-        b, (v, to) = builder, _held_and_packed(builder, how)
-        with counted(b, count if how.unit else const(0)) as loop:
+    def join_blocks(dst, pixel, src, block, step, count) -> None:
+        (v, to) = _held_and_packed(how)
+        with counted(count if how.unit else const(0)) as loop:
             at = src + loop * step
             to.store(v.load_parts(at, max(1, how.unit), block), dst + loop * pixel)
 
@@ -219,8 +220,8 @@ def _vector_mover(how: PixelPacking, count: int = 1):
     """move(dst, apart, src): so many vectors, all of whose lanes exist."""
 
     @emitted
-    def move(builder, dst, apart, src) -> None:
-        v, to = _held_and_packed(builder, how)
+    def move(dst, apart, src) -> None:
+        v, to = _held_and_packed(how)
         values = [v.load(src + k * v.bytes) for k in range(count)]
         for k, value in enumerate(values):
             to.store(value, dst + k * apart if k else dst)
@@ -232,9 +233,9 @@ def _mover(how: PixelPacking):
     """move(dst, src, count, stored): moves a vector whose `count` lanes exist; `stored` are stored, others as zero."""
 
     @emitted
-    def move(builder, dst, src, count, stored) -> None:
-        b, (v, to) = builder, _held_and_packed(builder, how)
-        with b.if_else(count >= how.lanes) as (all_lanes, some):
+    def move(dst, src, count, stored) -> None:
+        (v, to) = _held_and_packed(how)
+        with build.if_else(count >= how.lanes) as (all_lanes, some):
             with all_lanes:
                 to.store(v.load(src), dst)
             with some:
@@ -263,24 +264,24 @@ def _transposer(how: PixelPacking, is_dense: bool = False, spills: bool = False)
     most = max(rows, columns)  # lanes of a vector that is transposed
 
     @emitted
-    def transpose_square(builder, dst, pixel, src, plane, pixels, channels, stored) -> None:
-        b, (v, to) = builder, _held_and_packed(builder, how)
+    def transpose_square(dst, pixel, src, plane, pixels, channels, stored) -> None:
+        (v, to) = _held_and_packed(how)
         is_whole = (pixels >= columns) & (channels >= rows)
 
         def loaded(at, count: Any | None):
             """So many pixels of a plane, or all of `columns`."""
             if each == 1:
-                return v.load(at, None if count is None else lanes_below(b, columns, count), lanes=columns)
+                return v.load(at, None if count is None else lanes_below(columns, count), lanes=columns)
             later = at + (lanes - 1) * v.itemsize  # the second vector begins with the first one's end
             if count is None:
                 both = v.load(at), v.load(later)
             else:
                 reach = each * count - 1
                 both = v.load(at, to.below(reach)), v.load(later, to.below(reach - (lanes - 1)))
-            return shuffle(b, *both, [*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2)])
+            return shuffle(*both, [*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2)])
 
         def limited(index: int, count, limit):
-            return b.select(index < count, limit, const(0))
+            return build.select(index < count, limit, const(0))
 
         def planes(whole: bool) -> list[Any]:
             if whole and is_dense:
@@ -291,8 +292,8 @@ def _transposer(how: PixelPacking, is_dense: bool = False, spills: bool = False)
                 if whole:
                     found.append(loaded(at, None))
                 else:  # no address behind the array: to read nothing there takes some processors hundreds of cycles
-                    found.append(loaded(b.select(k < channels, at, src), limited(k, channels, pixels)))
-            return [join(b, found[k : k + most // columns]) for k in range(0, rows, most // columns)]
+                    found.append(loaded(build.select(k < channels, at, src), limited(k, channels, pixels)))
+            return [join(found[k : k + most // columns]) for k in range(0, rows, most // columns)]
 
         def store(p: int, value, whole: bool) -> None:
             at = dst + p * (pixel if rows == most else most * to.itemsize)
@@ -302,20 +303,20 @@ def _transposer(how: PixelPacking, is_dense: bool = False, spills: bool = False)
                 count = limited(p, pixels, stored) if rows == most else pixels * rows - p * most
                 to.store_below(value, at, count)
 
-        emit_transposed(b, is_whole, planes, store, rows, columns)
+        emit_transposed(is_whole, planes, store, rows, columns)
 
     return transpose_square
 
 
 def emit_transposed(
-    b, is_whole, loaded: Callable[[bool], list[Any]], store: Callable[[int, Any, bool], None], rows: int, columns: int
+    is_whole, loaded: Callable[[bool], list[Any]], store: Callable[[int, Any, bool], None], rows: int, columns: int
 ) -> None:
     """Transpose in registers, with code for whole rectangles and for parts of one.
 
     loaded(whole): the vectors of a matrix of so many rows and columns. store(k, vector, whole): stores the transpose's.
     """
-    with b.if_else(is_whole) as branches:
+    with build.if_else(is_whole) as branches:
         for whole, branch in zipped((True, False), branches):
             with branch:
-                for k, value in enumerate(transpose(b, loaded(whole), rows, columns)):
+                for k, value in enumerate(transpose(loaded(whole), rows, columns)):
                     store(k, value, whole)

@@ -11,6 +11,7 @@ from typing import Any
 
 from blockconv import jit
 from blockconv.jit.ir import const, counted
+from blockconv.jit.values import build
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import Reduction, TileSpec, unrolled_channels
 from blockconv.kernels.common.tile import Tile
@@ -31,20 +32,20 @@ def _tile(spec: TileSpec, channels: int) -> Tile:
     return spec.tile._replace(pixels=channels, period=1)
 
 
-def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
+def _compute(run: TileRecord, record, spec: TileSpec) -> None:
     """Reduce and store a tile."""
-    accs = _reduce(builder, spec, run)
+    accs = _reduce(spec, run)
     whole = run.valid >= spec.pixels
-    with builder.if_else(whole, likely=True) as (full, part):
+    with build.if_else(whole, likely=True) as (full, part):
         with full:
-            _finish(builder, spec, run, accs, spec.pixels, const(0))
+            _finish(spec, run, accs, spec.pixels, const(0))
         with part:
-            _finish_one_by_one(builder, spec, run, accs)
+            _finish_one_by_one(spec, run, accs)
 
 
-def _reduce(builder, spec: TileSpec, run: TileRecord) -> list[Any]:
+def _reduce(spec: TileSpec, run: TileRecord) -> list[Any]:
     """The accumulators, stack slots that LLVM keeps in registers, in the order [row][channel][vector]."""
-    v = _tile(spec, spec.pixels).code(builder)
+    v = _tile(spec, spec.pixels).code()
     biases = [v.broadcast(run.bia + k * v.itemsize) for k in range(spec.pixels)]
     accs = v.in_slots(bias for _ in range(spec.rows) for bias in biases for _ in range(spec.vectors))
 
@@ -62,11 +63,11 @@ def _reduce(builder, spec: TileSpec, run: TileRecord) -> list[Any]:
                     slot.held = v.multiply_add(pixels[row][k], weight, slot.held)
 
     wei_channel, unrolled = (spec.wei_width or spec.pixels) * v.itemsize, unrolled_channels(spec.step, spec.fma)
-    Reduction(builder, run, spec.step, spec.src_channel, wei_channel, channel, unrolled, cut=spec.cut).all_steps()
+    Reduction(run, spec.step, spec.src_channel, wei_channel, channel, unrolled, cut=spec.cut).all_steps()
     return accs
 
 
-def _finish(builder, spec: TileSpec, run: TileRecord, accs: list[Any], channels: int, first) -> None:
+def _finish(spec: TileSpec, run: TileRecord, accs: list[Any], channels: int, first) -> None:
     """Store the accumulators of so many channels, from number `first` on."""
     tile = _tile(spec, channels)
     out = run._replace(
@@ -76,19 +77,19 @@ def _finish(builder, spec: TileSpec, run: TileRecord, accs: list[Any], channels:
         valid=const(1),
         written=const(tile.width),
     )
-    finish(builder, tile, out, accs)
+    finish(tile, out, accs)
 
 
-def _finish_one_by_one(builder, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
+def _finish_one_by_one(spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
     """Store the channels that exist, where not all of a tile's do: each is stored from the scratch by the same code."""
-    v = _tile(spec, 1).code(builder)
+    v = _tile(spec, 1).code()
     each, row = spec.rows * spec.vectors, spec.pixels * spec.vectors
     # An activation overwrites the first channel's place in the scratch, which has been read by then.
     for c in range(spec.pixels):
         of_channel = [k for k in range(len(accs)) if k % row // spec.vectors == c]
         v.spill([accs[k] for k in of_channel], run.scratch + c * each * v.bytes)
     slots = v.slots(each, v.zero)
-    with counted(builder, run.valid) as n:
+    with counted(run.valid) as n:
         at = run.scratch + n * (each * v.bytes)
         v.restore(slots, at)
-        _finish(builder, spec, run, slots, 1, n)
+        _finish(spec, run, slots, 1, n)

@@ -28,17 +28,10 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.arguments import Arguments, float64_bits, word
 from blockconv.jit.ir import I8, I32, I64, call_llvm, const, shuffle, splat, vector
-from blockconv.jit.values import truth
+from blockconv.jit.values import build, truth
 from blockconv.kernels.common.activation import ActivationArguments
 from blockconv.kernels.common.halves import rounded, widened
-from blockconv.kernels.common.unpacked import (
-    PARTS,
-    UNPACKED_LANES,
-    in_order,
-    nearest,
-    packed,
-    unpacked_order,
-)
+from blockconv.kernels.common.unpacked import PARTS, UNPACKED_LANES, in_order, nearest, packed, unpacked_order
 from blockconv.kernels.common.vectors import Vectors
 
 FLOAT32 = element("float32")
@@ -98,9 +91,9 @@ def quantization_words(given: Quantization | None, type: ElementType) -> Quantiz
     )
 
 
-def float_of(builder, lanes: int) -> Vectors:
+def float_of(lanes: int) -> Vectors:
     """Vectors of float32, whose multiplications and additions round one by one."""
-    return Vectors(builder, FLOAT32, lanes)
+    return Vectors(FLOAT32, lanes)
 
 
 def dequantized(
@@ -112,13 +105,13 @@ def dequantized(
         addresses of biases and scales. each(f, address): the numbers of the output channels, a vector for each of a
         pixel. shifted: as in `Epilogue`. args: the address of the `EpilogueArguments`.
     """
-    f, b, (bia, scale), made = float_of(v.b, v.lanes), v.b, at, []
+    f, (bia, scale), made = float_of(v.lanes), at, []
     # The scales, and what follows them, are each as far on as scales from biases.
     arrays = [each(f, scale + (scale - bia) * k) for k in range(1 + shifted)]
-    loaded = EpilogueArguments.load(b, args, held=True) if shifted == AFFINE else None
+    loaded = EpilogueArguments.load(args, held=True) if shifted == AFFINE else None
     for i, slot in enumerate(accs):
         scales, *shifts = (array[i % len(array)] for array in arrays)
-        x = b.sitofp(slot.held, f.kind) * scales
+        x = build.sitofp(slot.held, f.kind) * scales
         if loaded:
             x = _rounded_sum(f, loaded, x) * shifts[1]
         made.append(x + shifts[0] if shifts else x)
@@ -127,12 +120,12 @@ def dequantized(
 
 def dequantized_residual(v: Vectors, args: EpilogueArguments, value):
     """A residual's vector of bytes as float32, times its scale."""
-    b, wide = v.b, vector(4, v.lanes)
+    wide = vector(4, v.lanes)
     # The float of a byte plus 2^23 has the byte as the lowest of its mantissa. Differences of such floats are exact.
-    bits = b.trunc(args.residual_flip, I32) | _TWO_TO_23
-    lifted = b.bitcast(b.zext(value, wide) ^ splat(b, bits, v.lanes), v.kind)
-    zero = b.trunc(args.residual_zero, I32) + _TWO_TO_23
-    difference = lifted - v.splat(b.bitcast(zero, v.element))
+    bits = build.trunc(args.residual_flip, I32) | _TWO_TO_23
+    lifted = build.bitcast(build.zext(value, wide) ^ splat(bits, v.lanes), v.kind)
+    zero = build.trunc(args.residual_zero, I32) + _TWO_TO_23
+    difference = lifted - v.splat(build.bitcast(zero, v.element))
     return difference * v.splat_float64(args.residual_scale)
 
 
@@ -148,7 +141,7 @@ def _rounded_sum(v: Vectors, args: EpilogueArguments, x):
 def _whole(v: Vectors, x):
     """Floats of up to 2^22 rounded to whole ones, half to even, as floats."""
     if target.isa().vector_bytes > 16:  # an instruction that came with such vectors, or before
-        return call_llvm(v.b, f"llvm.nearbyint.{v.suffix()}", v.kind, [x])
+        return call_llvm(f"llvm.nearbyint.{v.suffix()}", v.kind, [x])
     return x + _TO_WHOLE - _TO_WHOLE
 
 
@@ -171,12 +164,12 @@ def quantized(v: Vectors, args: EpilogueArguments | QuantizationArguments, x, aw
     away: a half is rounded away from zero, and not to the even neighbour. kind: LLVM's type of the results, whose
         lowest 8 bits count.
     """
-    b, scaled = v.b, _bounded(v, args, x)
+    scaled = _bounded(v, args, x)
     if away:
         whole = _whole_away(v, scaled)
     else:
-        whole = b.bitcast(scaled + _TO_WHOLE, vector(4, v.lanes))
-    return b.trunc(whole, ir.VectorType(kind, v.lanes)) + splat(b, b.trunc(args.zero_point, kind), v.lanes)
+        whole = build.bitcast(scaled + _TO_WHOLE, vector(4, v.lanes))
+    return build.trunc(whole, ir.VectorType(kind, v.lanes)) + splat(build.trunc(args.zero_point, kind), v.lanes)
 
 
 def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away: bool, fits: bool):
@@ -186,25 +179,24 @@ def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away:
         NaN, or a value too low for a 32-bit integer, becomes the least 32-bit integer.
     """
     if not target.is_x86():
-        return in_order(v.b, [quantized(v, args, x, away) for x in parts])
-    b = v.b
+        return in_order([quantized(v, args, x, away) for x in parts])
     # Packing makes unsigned bytes; values that may be negative have 128 added.
-    bound = b.fptosi(b.bitcast(args.low, ir.DoubleType()), I64) + args.zero_point
-    flip = b.select(bound < 0, const(128), const(0))
-    offset = b.trunc(args.zero_point + flip, ir.IntType(16))
+    bound = build.fptosi(build.bitcast(args.low, ir.DoubleType()), I64) + args.zero_point
+    flip = build.select(bound < 0, const(128), const(0))
+    offset = build.trunc(args.zero_point + flip, ir.IntType(16))
 
     def whole(x):
-        return _whole_away(v, x) if away else nearest(b, x)
+        return _whole_away(v, x) if away else nearest(x)
 
     low, high = v.splat_float64(args.low), v.splat_float64(args.high)
     if away:  # the conversion is undefined beyond 32 bits
         parts = [_bounded(v, args, x) for x in parts]
     elif not fits:
-        parts = [b.select(high < x, high, x) for x in parts]
-    made, least, most = (packed(b, [whole(x) for x in of], offset) for of in (parts, [low] * PARTS, [high] * PARTS))
-    made = b.select(b.icmp_unsigned(">", made, least), made, least)
-    made = b.select(b.icmp_unsigned("<", made, most), made, most)
-    return made ^ splat(b, b.trunc(flip, I8), made.type.count)
+        parts = [build.select(high < x, high, x) for x in parts]
+    made, least, most = (packed([whole(x) for x in of], offset) for of in (parts, [low] * PARTS, [high] * PARTS))
+    made = build.select(build.icmp_unsigned(">", made, least), made, least)
+    made = build.select(build.icmp_unsigned("<", made, most), made, most)
+    return made ^ splat(build.trunc(flip, I8), made.type.count)
 
 
 def quantized_together(
@@ -217,7 +209,7 @@ def quantized_together(
     for first in range(0, whole, PARTS):
         four = quantized_parts(v, args, values[first : first + PARTS], away, fits)
         order = unpacked_order(four.type.count)
-        made += [shuffle(v.b, four, four, list(order[k : k + v.lanes])) for k in range(0, len(order), v.lanes)]
+        made += [shuffle(four, four, list(order[k : k + v.lanes])) for k in range(0, len(order), v.lanes)]
     return made + [quantized(v, args, x, away, kind) for x in values[whole:]]
 
 
@@ -232,13 +224,13 @@ def _bounded(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled
 def _between(v: Vectors, x, low, high):
     """float32 between two bounds, the bits of a float64 each; a NaN is the lower one."""
     x, high = v.larger(x, v.splat_float64(low)), v.splat_float64(high)
-    return v.b.select(x < high, x, high)
+    return build.select(x < high, x, high)
 
 
 def _whole_away(v: Vectors, x):
     """Floats rounded to integers of 32 bits, a half away from zero."""
-    half = call_llvm(v.b, f"llvm.copysign.{v.suffix()}", v.kind, [v.c(_BELOW_HALF), x])
-    return v.b.fptosi(x + half, vector(4, v.lanes))
+    half = call_llvm(f"llvm.copysign.{v.suffix()}", v.kind, [v.c(_BELOW_HALF), x])
+    return build.fptosi(x + half, vector(4, v.lanes))
 
 
 _SAFE = 2.0**96  # scales between this and its inverse: no product of theirs that counts is too small or too large
@@ -246,10 +238,10 @@ _SAFE = 2.0**96  # scales between this and its inverse: no product of theirs tha
 
 def _inverse(v: Vectors, bits):
     """1 / the float64 of these bits, which is a float32, rounded to a float32, in every lane; NaN if it is not safe."""
-    b, scale = v.b, v.b.fptrunc(v.b.bitcast(bits, ir.DoubleType()), v.element)
+    scale = build.fptrunc(build.bitcast(bits, ir.DoubleType()), v.element)
     bounds = scale > v.element(1 / _SAFE), scale < v.element(_SAFE)
     inverse = v.element(1.0) / scale
-    return v.splat(b.select(b.and_(*bounds), inverse, v.element(float("nan"))))
+    return v.splat(build.select(build.and_(*bounds), inverse, v.element(float("nan"))))
 
 
 class Elements:
@@ -259,14 +251,14 @@ class Elements:
         `QuantizationArguments`, for integers. `real` computes.
     """
 
-    def __init__(self, builder, type: ElementType, lanes: int, address=None) -> None:
-        self.b, self.type = builder, type
-        self.real = float_of(builder, lanes)
+    def __init__(self, type: ElementType, lanes: int, address=None) -> None:
+        self.type = type
+        self.real = float_of(lanes)
         if not type.is_float:
-            self.words = QuantizationArguments.load(builder, address)
+            self.words = QuantizationArguments.load(address)
             self.scale = self.real.splat_float64(self.words.scale)
             self.inverse = _inverse(self.real, self.words.scale)
-            self.zero_point = splat(builder, builder.trunc(self.words.zero_point, I32), lanes)
+            self.zero_point = splat(build.trunc(self.words.zero_point, I32), lanes)
 
     def dequantized(self, x):
         """A vector of elements as float32."""
@@ -278,12 +270,12 @@ class Elements:
         """A vector of integers less their zero point, as int32."""
         wide = vector(4, self.real.lanes)
         if self.type.itemsize < 4:
-            x = (self.b.sext if self.type.kind == SIGNED else self.b.zext)(x, wide)
+            x = (build.sext if self.type.kind == SIGNED else build.zext)(x, wide)
         return x - self.zero_point
 
     def scaled(self, difference):
         """The real numbers of integers less their zero point, or of sums of these."""
-        return self.b.sitofp(difference, self.real.kind) * self.scale
+        return build.sitofp(difference, self.real.kind) * self.scale
 
     def quantized(self, x):
         """float32 as a vector of elements: divided by the scale, and half rounded to even; see `quantized`."""
@@ -301,13 +293,13 @@ class Elements:
         """
         if not target.isa().fma:
             return x / self.scale
-        b, v = self.b, Vectors(self.b, FLOAT32, self.real.lanes, fma=True)
+        v = Vectors(FLOAT32, self.real.lanes, fma=True)
         guess = x * self.inverse
         rest = v.multiply_add(-guess, self.scale, x)
         (found,) = v.slots(1, v.multiply_add(rest, self.inverse, guess))
-        failed = b.fcmp_unordered("uno", found.held, found.held)
-        some = truth(b, b.bitcast(failed, ir.IntType(v.lanes)))
-        with b.if_then(some, likely=False):
+        failed = build.fcmp_unordered("uno", found.held, found.held)
+        some = truth(build.bitcast(failed, ir.IntType(v.lanes)))
+        with build.if_then(some, likely=False):
             found.held = x / self.scale
         return found.held
 

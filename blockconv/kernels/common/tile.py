@@ -60,8 +60,8 @@ class Tile(NamedTuple):
         """Lanes of a pixel."""
         return self.vectors * self.lanes
 
-    def code(self, builder) -> Vectors:
-        return Vectors(builder, ElementType.of(self.element), self.lanes, bool(self.fma))
+    def code(self) -> Vectors:
+        return Vectors(ElementType.of(self.element), self.lanes, bool(self.fma))
 
     @property
     def in_order(self) -> Tile:
@@ -70,10 +70,10 @@ class Tile(NamedTuple):
             return self
         return self._replace(lanes=self.lanes * self.unpacked, vectors=self.vectors // self.unpacked, unpacked=0)
 
-    def stored(self, builder) -> Vectors:
+    def stored(self) -> Vectors:
         """Code over the stored vectors."""
         tile = self.in_order
-        return Vectors(builder, ElementType.of(self.dst), tile.lanes) if self.dst else tile.code(builder)
+        return Vectors(ElementType.of(self.dst), tile.lanes) if self.dst else tile.code()
 
 
 class Output(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 
 from blockconv.jit.arguments import Arguments, address, in_bytes, in_channels, in_rows, kernel_address, word
 from blockconv.jit.ir import I64, const, counted, emitted, load_i64
-from blockconv.jit.values import alloca_once
+from blockconv.jit.values import alloca_once, build
 from blockconv.kernels.common.tile import LINE
 
 
@@ -61,7 +61,7 @@ class TileRecord(Arguments):
 
 
 @contextlib.contextmanager
-def each_step(b, run: TileRecord, cut: bool, start=None, count=None) -> Iterator[Any]:
+def each_step(run: TileRecord, cut: bool, start=None, count=None) -> Iterator[Any]:
     """A loop over the steps of a reduction, which gives their numbers. Default: over those of all runs.
 
     cut: whether tiles leave out taps. If not, all steps are one row of one run: a single loop, which takes fewer
@@ -70,52 +70,52 @@ def each_step(b, run: TileRecord, cut: bool, start=None, count=None) -> Iterator
     steps = run.full_steps if count is None else count
     begin = const(0) if start is None else start
     if not cut:
-        with counted(b, steps) as n:
+        with counted(steps) as n:
             yield begin + n
         return
     # The rows of all runs are one loop: one more nested loop would have more variables than there are registers.
-    first, left = (alloca_once(b, I64, value=value) for value in (begin, run.rows))
+    first, left = (alloca_once(I64, value=value) for value in (begin, run.rows))
     to_next_run = run.run_steps - (run.rows - 1) * run.row_steps
-    with counted(b, run.runs * run.rows if start is None else run.rows):
+    with counted(run.runs * run.rows if start is None else run.rows):
         begin = first.held
-        with counted(b, steps) as n:
+        with counted(steps) as n:
             yield begin + n
         remaining = left.held - 1
-        is_last = b.icmp_signed("==", remaining, const(0))
-        left.held = b.select(is_last, run.rows, remaining)
-        first.held = begin + b.select(is_last, to_next_run, run.row_steps)
+        is_last = build.icmp_signed("==", remaining, const(0))
+        left.held = build.select(is_last, run.rows, remaining)
+        first.held = begin + build.select(is_last, to_next_run, run.row_steps)
 
 
-def source_of(b, run: TileRecord, step):
+def source_of(run: TileRecord, step):
     """The address that a step of the reduction reads, for the tile's first pixel."""
-    return run.src + load_i64.emit(b, run.offsets, step)
+    return run.src + load_i64.emit(run.offsets, step)
 
 
-def kernel_of_tiles(compute: Callable[[Any, TileRecord, Any, Any], None], spec, kept: int = 0) -> Callable[..., None]:
+def kernel_of_tiles(compute: Callable[[TileRecord, Any, Any], None], spec, kept: int = 0) -> Callable[..., None]:
     """A kernel whose first argument is a `TileRecord`.
 
-    compute(builder, run, record, spec) reduces and stores each tile. The kernel ignores its other arguments. A call
+    compute(run, record, spec) reduces and stores each tile. The kernel ignores its other arguments. A call
     computes all tiles of a row, because a call and loading a record take as long as some 30 multiply-adds.
     kept: bytes of a tile's accumulators in `sums`.
     """
 
     @emitted
-    def compute_tiles(builder, record):
-        run = TileRecord.load(builder, record)
+    def compute_tiles(record):
+        run = TileRecord.load(record)
         lines = run.prefetch_lines * (run.runs * run.run_steps * LINE)
 
         def further(number, each, last):
             distance = number * each
-            return builder.select(distance < last, distance, last)
+            return build.select(distance < last, distance, last)
 
-        with counted(builder, run.tiles) as number:
+        with counted(run.tiles) as number:
             of_tile = run._replace(
                 src=run.src + further(number, run.src_next, run.src_last),
                 dst=run.dst + further(number, run.dst_next, run.dst_last),
                 prefetch=run.prefetch + number * lines,
                 sums=run.sums + number * kept,
             )
-            compute(builder, of_tile, record, spec)
+            compute(of_tile, record, spec)
 
     def kernel(record):
         compute_tiles(record)

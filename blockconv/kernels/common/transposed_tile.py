@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from blockconv.core.python import zipped
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted, join, load_i64, pointer, shuffle, store_vector, transpose, vector
+from blockconv.jit.values import build
 from blockconv.kernels.common.conversion import Moved, read_and_written
 
 LINE = 64  # bytes of one line of fill values, and of the line for rows that must not be written
@@ -77,55 +78,55 @@ class TileAddresses(NamedTuple):
 
 
 @emitted
-def transpose_tile(builder, shape: TransposeShape, t: TileAddresses) -> None:
+def transpose_tile(shape: TransposeShape, t: TileAddresses) -> None:
     """Transpose a `TileAddresses`: `a` rows of `b` contiguous elements become `b` rows of `a`."""
     moved, (a, b, va, ub, flags) = shape.moved, shape[2:]
     lanes, stream = max(a, b), bool(flags & STREAM)
     dense = range(0, a * b, lanes)  # elements before each of the vectors of a dense tile
-    load, store = _accesses(builder, moved, t.conversion, stream)
+    load, store = _accesses(moved, t.conversion, stream)
     if flags & DENSE_SRC:
         vectors = [load(t.src + k * moved.src_bytes, lanes) for k in dense]
     else:
         if flags & TABLED_SRC:
-            addresses = _tabled_addresses(builder, t.src, t.src_outer, a)
+            addresses = _tabled_addresses(t.src, t.src_outer, a)
         else:
-            addresses = _row_addresses(builder, t.src, (t.src_outer, t.src_inner), va, a, t.valid, t.lines)
+            addresses = _row_addresses(t.src, (t.src_outer, t.src_inner), va, a, t.valid, t.lines)
         rows = [load(at, b) for at in addresses]
-        vectors = [join(builder, rows[k : k + lanes // b]) for k in range(0, a, lanes // b)]
-    vectors = transpose(builder, vectors, a, b)
+        vectors = [join(rows[k : k + lanes // b]) for k in range(0, a, lanes // b)]
+    vectors = transpose(vectors, a, b)
     if flags & DENSE_DST:
         for k, value in zipped(dense, vectors):
             store(value, t.dst + k * moved.dst_bytes, None)
         return
     unwritten = t.lines + 2 * LINE
     if flags & TABLED:
-        addresses = _tabled_addresses(builder, t.dst, t.dst_outer, b)
+        addresses = _tabled_addresses(t.dst, t.dst_outer, b)
     else:
-        addresses = _row_addresses(builder, t.dst, (t.dst_outer, t.dst_inner), ub, b, t.written, unwritten)
+        addresses = _row_addresses(t.dst, (t.dst_outer, t.dst_inner), ub, b, t.written, unwritten)
     per_vector = lanes // a
     for q, at in enumerate(addresses):
         value = vectors[q // per_vector]
         if per_vector > 1:
-            value = shuffle(builder, value, value, [a * (q % per_vector) + k for k in range(a)])
+            value = shuffle(value, value, [a * (q % per_vector) + k for k in range(a)])
         is_copied = q % ub < t.copied if flags & FILLED else None
         store(value, at, is_copied and (is_copied, t.lines + LINE))
 
 
-def _accesses(builder, moved: Moved, conversion, stream: bool) -> tuple[Any, Any]:
+def _accesses(moved: Moved, conversion, stream: bool) -> tuple[Any, Any]:
     """load(address, lanes), and store(vector, address, filled) of vectors of the narrower type, as bits.
 
     filled: (whether it is not, the address of the fill values), or None.
     """
     widths = (1, 2, 4, 8, 16) if moved.is_converted else ()
-    by_lanes = {lanes: read_and_written(builder, *moved, lanes, conversion) for lanes in widths}
+    by_lanes = {lanes: read_and_written(*moved, lanes, conversion) for lanes in widths}
     narrows = moved.dst_bytes <= moved.src_bytes
 
     def converted(value, lanes: int):
         v, out = by_lanes[lanes]
-        return builder.bitcast(out.rounded(v.widened(value)), vector(moved.dst_bytes, lanes))
+        return build.bitcast(out.rounded(v.widened(value)), vector(moved.dst_bytes, lanes))
 
     def bits(itemsize: int, address, lanes: int):
-        return builder.load(pointer(builder, address, vector(itemsize, lanes)), align=1)
+        return build.load(pointer(address, vector(itemsize, lanes)), align=1)
 
     def load(address, lanes: int):
         if by_lanes and narrows:
@@ -137,23 +138,23 @@ def _accesses(builder, moved: Moved, conversion, stream: bool) -> tuple[Any, Any
         if by_lanes and not narrows:
             value = converted(value, lanes)
         if filled is not None:
-            value = builder.select(filled[0], value, bits(moved.dst_bytes, filled[1], lanes))
-        store_vector(builder, value, address, stream)
+            value = build.select(filled[0], value, bits(moved.dst_bytes, filled[1], lanes))
+        store_vector(value, address, stream)
 
     return load, store
 
 
-def _row_addresses(builder, base, strides: tuple[Any, Any], inner: int, rows: int, limit, other) -> list[Any]:
+def _row_addresses(base, strides: tuple[Any, Any], inner: int, rows: int, limit, other) -> list[Any]:
     """The addresses of `rows` rows in two loops, `inner` of them in the inner one; past the limit, `other`."""
     addresses = []
     for r in range(rows):
         at = base + r // inner * strides[0]
         at = at + r % inner * strides[1]
         exists = r % inner < limit
-        addresses.append(builder.select(exists, at, other))
+        addresses.append(build.select(exists, at, other))
     return addresses
 
 
-def _tabled_addresses(builder, base, table, rows: int) -> list[Any]:
+def _tabled_addresses(base, table, rows: int) -> list[Any]:
     """The addresses of `rows` rows, whose offsets stand at the address `table`."""
-    return [base + load_i64.emit(builder, table, const(r)) for r in range(rows)]
+    return [base + load_i64.emit(table, const(r)) for r in range(rows)]

@@ -15,7 +15,7 @@ from blockconv.core.checks import Pair
 from blockconv.core.python import zipped
 from blockconv.core.types import SIGNED, ElementType, Types
 from blockconv.jit.ir import I32, call_llvm, const, constants, counted, emitted, join, pointer, shuffle, splat, vector
-from blockconv.jit.values import alloca_once, truth
+from blockconv.jit.values import alloca_once, build, truth
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 
 # (e^x - 1) / x in float32, for |x| up to half of log(2), which exp reduces its argument to; highest power first.
@@ -30,17 +30,17 @@ def llvm_type(element: ElementType):
     return ir.IntType(8 * element.itemsize)
 
 
-def lanes_below(builder, lanes: int, limit, period: int = 0):
+def lanes_below(lanes: int, limit, period: int = 0):
     """A mask: lane, or lane modulo `period`, < limit (i64)."""
     iota = constants(32, tuple(k % (period or lanes) for k in range(lanes)))
-    return iota < splat(builder, builder.trunc(limit, I32), lanes)
+    return iota < splat(build.trunc(limit, I32), lanes)
 
 
-def lanes_inside(builder, lanes: int, first, size, ahead: int = 0):
+def lanes_inside(lanes: int, first, size, ahead: int = 0):
     """A mask: 0 <= first + ahead + lane < size (i64s)."""
     numbers = constants(32, tuple(range(ahead, ahead + lanes)))
-    first, size = (splat(builder, builder.trunc(value, I32), lanes) for value in (first, size))
-    return builder.icmp_unsigned("<", numbers + first, size)
+    first, size = (splat(build.trunc(value, I32), lanes) for value in (first, size))
+    return build.icmp_unsigned("<", numbers + first, size)
 
 
 def _powers(count: int) -> Iterator[Pair]:
@@ -56,11 +56,13 @@ class Vectors:
     """Code over vectors of `lanes` elements of one type.
 
     Addresses are i64s, in bytes, and need not be aligned to more than an element. fma: multiply-adds round once.
-    `element` is LLVM's type of one, `kind` its type of a vector.
+    `element` is LLVM's type of one, `kind` its type of a vector. `b` is `build`, for activations: `core` has no LLVM.
     """
 
-    def __init__(self, builder, element: ElementType, lanes: int, fma: bool = False) -> None:
-        self.b, self.type, self.lanes, self.fma = builder, element, lanes, fma
+    b = build
+
+    def __init__(self, element: ElementType, lanes: int, fma: bool = False) -> None:
+        self.type, self.lanes, self.fma = element, lanes, fma
         self.itemsize, self.bytes = element.itemsize, lanes * element.itemsize
         self.element = llvm_type(element)
         self.kind = ir.VectorType(self.element, lanes)
@@ -97,48 +99,48 @@ class Vectors:
     def load(self, address, mask: Any | None = None, other: float | None = None, lanes: int | None = None):
         """The vector at `address`, or one of so many lanes. Lanes that the mask lacks are not read, and are `other`."""
         kind = self.kind if lanes is None else ir.VectorType(self.element, lanes)
-        at = pointer(self.b, address, kind)
+        at = pointer(address, kind)
         if mask is None:
-            return self.b.load(at, align=self.itemsize)
+            return build.load(at, align=self.itemsize)
         rest = kind(None if other is None else [other] * kind.count)
         given = [at, I32(self.itemsize), mask, rest]
-        return call_llvm(self.b, f"llvm.masked.load.{self.suffix(kind.count)}.p0", kind, given)
+        return call_llvm(f"llvm.masked.load.{self.suffix(kind.count)}.p0", kind, given)
 
     def load_parts(self, address, part: int, step):
         """A vector whose parts, of `part` lanes each, are `step` bytes (i64) apart in memory."""
         parts = [self.load(address, lanes=part)]
         for k in range(1, self.lanes // part):
             parts.append(self.load(address + step * k, lanes=part))
-        return join(self.b, parts)
+        return join(parts)
 
     def gathered(self, addresses: Sequence[Any]):
         """A vector of equal parts, which are loaded from these addresses."""
-        return join(self.b, [self.load(at, lanes=self.lanes // len(addresses)) for at in addresses])
+        return join([self.load(at, lanes=self.lanes // len(addresses)) for at in addresses])
 
     def store(self, value, address, mask: Any | None = None) -> None:
         """Store a vector; lanes that the mask lacks are not written."""
-        at = pointer(self.b, address, value.type)
+        at = pointer(address, value.type)
         if mask is None:
-            self.b.store(value, at, align=self.itemsize)
+            build.store(value, at, align=self.itemsize)
         else:
             given = [value, at, I32(self.itemsize), mask]
-            call_llvm(self.b, f"llvm.masked.store.{self.suffix(value.type.count)}.p0", None, given)
+            call_llvm(f"llvm.masked.store.{self.suffix(value.type.count)}.p0", None, given)
 
     def load_first(self, address, count: int):
         """The first `count` lanes from `address`, and nothing beyond; the others are undefined."""
         made = self.kind(ir.Undefined)
         for first, size in _powers(count):
             part = self.load(address + first * self.itemsize, lanes=size)
-            wide = shuffle(self.b, part, part, [lane % size for lane in range(self.lanes)])
+            wide = shuffle(part, part, [lane % size for lane in range(self.lanes)])
             chosen = [lane + self.lanes * (first <= lane < first + size) for lane in range(self.lanes)]
-            wide = shuffle(self.b, wide, wide, [(lane - first) % self.lanes for lane in range(self.lanes)])
-            made = shuffle(self.b, made, wide, chosen)
+            wide = shuffle(wide, wide, [(lane - first) % self.lanes for lane in range(self.lanes)])
+            made = shuffle(made, wide, chosen)
         return made
 
     def store_first(self, value, address, count: int) -> None:
         """Store the first `count` lanes, without a mask."""
         for first, size in _powers(count):
-            part = shuffle(self.b, value, value, list(range(first, first + size)))
+            part = shuffle(value, value, list(range(first, first + size)))
             self.store(part, address + first * self.itemsize)
 
     def load_lanes(self, address, limit: Any | None, count: int, lanes: int):
@@ -147,10 +149,10 @@ class Vectors:
         Integers that are stored two a byte are one a lane, and pairs are read together.
         """
         if self.type.is_packed:
-            mask = None if limit is None else lanes_below(self.b, lanes // 2, limit >> 1)
-            return unpacked_pairs(self.b, self.load(address, mask, lanes=lanes // 2))
+            mask = None if limit is None else lanes_below(lanes // 2, limit >> 1)
+            return unpacked_pairs(self.load(address, mask, lanes=lanes // 2))
         if count == lanes:
-            return self.load(address, None if limit is None else lanes_below(self.b, lanes, limit), lanes=lanes)
+            return self.load(address, None if limit is None else lanes_below(lanes, limit), lanes=lanes)
         if target.isa().name == "avx512":
             return self.load(address, self.below(const(count)))
         return self.load_first(address, count)
@@ -158,7 +160,7 @@ class Vectors:
     def store_lanes(self, value, address, limit: Any | None, count: int) -> None:
         """Store what `load_lanes` loads, of a vector of as many lanes."""
         if self.type.is_packed:
-            value, limit = packed_pairs(self.b, value), None if limit is None else limit >> 1
+            value, limit = packed_pairs(value), None if limit is None else limit >> 1
         elif count < value.type.count:
             if target.isa().name == "avx512":
                 self.store(value, address, self.below(const(count)))
@@ -176,56 +178,56 @@ class Vectors:
         Without AVX-512 by halves: a masked store of AVX2 takes an AMD processor some 20 cycles, and elsewhere it is a
         branch for each lane.
         """
-        b, lanes = self.b, value.type.count
+        lanes = value.type.count
         if target.isa().name == "avx512":
-            self.store(value, address, lanes_below(b, lanes, limit))
+            self.store(value, address, lanes_below(lanes, limit))
             return
-        with b.if_else(limit >= lanes) as (whole, part):
+        with build.if_else(limit >= lanes) as (whole, part):
             with whole:
                 self.store(value, address)
-            with part, b.if_then(limit > 0):
+            with part, build.if_then(limit > 0):
                 while lanes > 1:
                     lanes //= 2
-                    is_stored = truth(b, limit & lanes)
-                    first, second = (shuffle(b, value, value, list(range(k, k + lanes))) for k in (0, lanes))
-                    with b.if_then(is_stored):
+                    is_stored = truth(limit & lanes)
+                    first, second = (shuffle(value, value, list(range(k, k + lanes))) for k in (0, lanes))
+                    with build.if_then(is_stored):
                         self.store(first, address)
-                    value = b.select(is_stored, second, first)
-                    address = address + b.select(is_stored, const(lanes * self.itemsize), const(0))
+                    value = build.select(is_stored, second, first)
+                    address = address + build.select(is_stored, const(lanes * self.itemsize), const(0))
 
     def broadcast(self, address):
         """The element at `address` in every lane."""
-        return self.splat(self.b.load(pointer(self.b, address, self.element), align=self.itemsize))
+        return self.splat(build.load(pointer(address, self.element), align=self.itemsize))
 
     def below(self, count, period: int = 0):
         """The mask of the first `count` lanes (i64), or of the first of each `period`."""
-        return lanes_below(self.b, self.lanes, count, period)
+        return lanes_below(self.lanes, count, period)
 
     def permuted(self, value, indices):
         """The lanes of `value` that the integers at an address name. (LLVM makes one instruction of it.)"""
         kind = vector(self.itemsize, self.lanes)
-        named = self.b.load(pointer(self.b, indices, kind), align=self.itemsize)
+        named = build.load(pointer(indices, kind), align=self.itemsize)
         out = value.type(ir.Undefined)
         for lane in range(self.lanes):
             at = I32(lane)
-            out = self.b.insert_element(out, self.b.extract_element(value, self.b.extract_element(named, at)), at)
+            out = build.insert_element(out, build.extract_element(value, build.extract_element(named, at)), at)
         return out
 
     def with_zero_bits(self, value, mask):
         """`value` with zero bits where the bits at the address `mask` are zero."""
         bits = vector(self.itemsize, self.lanes)
-        keep = self.b.load(pointer(self.b, mask, bits), align=1)
-        return self.b.bitcast(self.b.bitcast(value, bits) & keep, self.kind)
+        keep = build.load(pointer(mask, bits), align=1)
+        return build.bitcast(build.bitcast(value, bits) & keep, self.kind)
 
     def periodic(self, address, period):
         """The elements at an address that repeat after so many (i64), a divisor of the lanes."""
-        b, (slot,) = self.b, self.slots(1, self.zero)
+        (slot,) = self.slots(1, self.zero)
 
         def case(count: int) -> None:
             if count == self.lanes:
                 slot.held = self.load(address)
                 return
-            with b.if_else(b.icmp_signed("==", period, const(count))) as (this, larger):
+            with build.if_else(build.icmp_signed("==", period, const(count))) as (this, larger):
                 with this:
                     slot.held = self.repeated(address, count)[0]
                 with larger:
@@ -241,7 +243,7 @@ class Vectors:
         given = self.load(address, lanes=count)
         lanes = math.lcm(count, self.lanes)
         parts = [[k % count for k in range(first, first + self.lanes)] for first in range(0, lanes, self.lanes)]
-        return [shuffle(self.b, given, given, part) for part in parts]
+        return [shuffle(given, given, part) for part in parts]
 
     def each(self, count, body: Callable[..., None], unroll: int = 1) -> None:
         """body(byte offset, mask) for the vectors of `count` elements; the mask is None where all lanes exist.
@@ -250,19 +252,19 @@ class Vectors:
         """
         first, rest = const(0), count
         if unroll > 1:
-            groups = self.b.sdiv(count, const(unroll * self.lanes))
-            with counted(self.b, groups) as n:
+            groups = build.sdiv(count, const(unroll * self.lanes))
+            with counted(groups) as n:
                 at = n * (unroll * self.bytes)
                 for k in range(unroll):
                     body(at + k * self.bytes, None, k)
             first = groups * (unroll * self.bytes)
             rest = count - groups * (unroll * self.lanes)
-        whole = self.b.sdiv(rest, const(self.lanes))
-        with counted(self.b, whole) as n:
+        whole = build.sdiv(rest, const(self.lanes))
+        with counted(whole) as n:
             body(first + n * self.bytes, None)
         done = whole * self.lanes
         rest = rest - done
-        with self.b.if_then(rest > 0):
+        with build.if_then(rest > 0):
             body(first + done * self.itemsize, self.below(rest))
 
     def slots(self, count: int, first) -> list[Any]:
@@ -271,7 +273,7 @@ class Vectors:
 
     def in_slots(self, values: Iterable[Any]) -> list[Any]:
         """Accumulators that begin as these vectors."""
-        return [alloca_once(self.b, self.kind, value=value) for value in values]
+        return [alloca_once(self.kind, value=value) for value in values]
 
     def loaded(self, slots: Iterable[Any]) -> list[Any]:
         """Load the accumulators from their stack slots."""
@@ -305,20 +307,20 @@ class Vectors:
         return self.kind(None)
 
     def splat(self, scalar):
-        return splat(self.b, scalar, self.lanes)
+        return splat(scalar, self.lanes)
 
     def splat_float64(self, value):
         """A float64, or the one of these bits, in every lane, rounded to the vector's type."""
-        return self.splat(self.b.fptrunc(self.b.bitcast(value, ir.DoubleType()), self.element))
+        return self.splat(build.fptrunc(build.bitcast(value, ir.DoubleType()), self.element))
 
     def or_zero(self, value, other: float):
         """A vector of floats, or zeros where it is `other`."""
-        return self.b.select(self.b.fcmp_ordered("==", value, self.c(other)), self.zero, value)
+        return build.select(build.fcmp_ordered("==", value, self.c(other)), self.zero, value)
 
     def multiply_add(self, x, y, acc):
         """x * y + acc."""
         if self.fma:
-            return call_llvm(self.b, f"llvm.fma.{self.suffix()}", self.kind, [x, y, acc])
+            return call_llvm(f"llvm.fma.{self.suffix()}", self.kind, [x, y, acc])
         return x * y + acc
 
     def add_multiple(self, acc: Any | None, factor: float, x):
@@ -340,25 +342,25 @@ class Vectors:
 
     def clip(self, x, low, high):
         """`x` between two vectors. Compared so that a NaN stays (x86's max and min do it in this operand order)."""
-        x = self.b.select(x < low, low, x)
-        return self.b.select(x > high, high, x)
+        x = build.select(x < low, low, x)
+        return build.select(x > high, high, x)
 
     def compared(self, sign: str, x, y):
         """Where x < y, or as `sign` says; false where one is NaN."""
         if self.type.is_float:
-            return self.b.fcmp_ordered(sign, x, y)
-        return (self.b.icmp_signed if self.type.kind == SIGNED else self.b.icmp_unsigned)(sign, x, y)
+            return build.fcmp_ordered(sign, x, y)
+        return (build.icmp_signed if self.type.kind == SIGNED else build.icmp_unsigned)(sign, x, y)
 
     def extreme(self, sign: str, x, y):
         """x where x > y, or x < y, as `sign` says; else y. A NaN of either stays."""
         more = self.compared(sign, x, y)
         if self.type.is_float:
-            more = more | self.b.fcmp_unordered("uno", x, x)
-        return self.b.select(more, x, y)
+            more = more | build.fcmp_unordered("uno", x, x)
+        return build.select(more, x, y)
 
     def larger(self, x, y):
         """The larger of each lane; `y` where one is NaN."""
-        return self.b.select(x > y, x, y)
+        return build.select(x > y, x, y)
 
     def magnitude(self, x):
         """|x|."""
@@ -369,13 +371,13 @@ class Vectors:
 
     def intrinsic(self, name: str, *given):
         """LLVM's function `name` of each lane of its arguments."""
-        return call_llvm(self.b, f"llvm.{name}.{self.suffix()}", self.kind, list(given))
+        return call_llvm(f"llvm.{name}.{self.suffix()}", self.kind, list(given))
 
     def fold(self, x, combine: Callable[[Any, Any], Any] = operator.add, period: int = 1):
         """All lanes of `x` that are a multiple of `period` apart combined (added), in every one of these lanes."""
         half = self.lanes // 2
         while half >= period:
-            x = combine(x, shuffle(self.b, x, x, [(lane + half) % self.lanes for lane in range(self.lanes)]))
+            x = combine(x, shuffle(x, x, [(lane + half) % self.lanes for lane in range(self.lanes)]))
             half //= 2
         return x
 
@@ -391,26 +393,25 @@ class Vectors:
         out = self.kind(ir.Undefined)
         for lane in range(self.lanes):
             at = I32(lane)
-            value = call_llvm(self.b, function, self.element, [self.b.extract_element(x, at) for x in given])
-            out = self.b.insert_element(out, value, at)
+            value = call_llvm(function, self.element, [build.extract_element(x, at) for x in given])
+            out = build.insert_element(out, value, at)
         return out
 
     def exp(self, x):
         """e^x; in float32 infinity above 88.4, and not below e^-87."""
-        b = self.b
         if self.itemsize == 8:
-            return call_llvm(b, f"llvm.exp.{self.suffix()}", self.kind, [x])
-        is_nan = b.fcmp_unordered("uno", x, x)
-        bounded = b.select(is_nan, self.c(0.0), self.clip(x, self.c(-87.0), self.c(89.0)))
-        n = call_llvm(b, f"llvm.rint.{self.suffix()}", self.kind, [bounded * (1 / math.log(2))])
+            return call_llvm(f"llvm.exp.{self.suffix()}", self.kind, [x])
+        is_nan = build.fcmp_unordered("uno", x, x)
+        bounded = build.select(is_nan, self.c(0.0), self.clip(x, self.c(-87.0), self.c(89.0)))
+        n = call_llvm(f"llvm.rint.{self.suffix()}", self.kind, [bounded * (1 / math.log(2))])
         # log(2) in two parts: n times the first is exact.
         rest = bounded + n * -0.693359375
         rest = rest + n * 2.12194440e-4
         value = self.polynomial(rest, [*EXPM1_BY_X, 1.0])
         ints = vector(4, self.lanes)
-        biased = b.fptosi(n, ints) + 127
-        power = b.bitcast(biased << 23, self.kind)
-        return b.select(is_nan, x, value * power)
+        biased = build.fptosi(n, ints) + 127
+        power = build.bitcast(biased << 23, self.kind)
+        return build.select(is_nan, x, value * power)
 
     def expm1(self, x):
         """e^x - 1, also where the difference would lose all digits; float32 to 5e-7 of each value."""
@@ -418,14 +419,14 @@ class Vectors:
             return self.each_lane("expm1", x)
         near = x * self.polynomial(x, EXPM1_BY_X)
         far = self.exp(x) + -1.0
-        return self.b.select(x * x < math.log(2) ** 2 / 4, near, far)
+        return build.select(x * x < math.log(2) ** 2 / 4, near, far)
 
     def exp_to_zero(self, x):
         """e^x for x up to 0; zero where float32 has nothing near it."""
         value = self.exp(x)
         if self.itemsize == 8:
             return value
-        return self.b.select(x < -87.3, self.c(0.0), value)
+        return build.select(x < -87.3, self.c(0.0), value)
 
     def log(self, x):
         return self.each_lane("log" if self.itemsize == 8 else "logf", x)
@@ -438,27 +439,27 @@ class Vectors:
         if self.itemsize == 8:
             return self.each_lane("erf", x)
         negative = x < 0.0
-        size = self.b.select(negative, -x, x)
+        size = build.select(negative, -x, x)
         t = 1.0 / (1.0 + size * 0.3275911)
         tail = self.polynomial(t, [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592, 0.0])
         value = 1.0 - tail * self.exp(-(size * size))
-        return self.b.select(negative, -value, value)
+        return build.select(negative, -value, value)
 
 
 @emitted
-def fill_elements(builder, itemsize: int, dst, count, bits) -> None:
+def fill_elements(itemsize: int, dst, count, bits) -> None:
     """Write `count` elements of these bits, if there are any."""
-    v = Vectors(builder, Types.bits(itemsize).src, target.isa().vector_bytes // itemsize)
-    value = v.splat(builder.trunc(bits, v.element) if itemsize < 8 else bits)
-    whole, is_masked = builder.sdiv(count, const(v.lanes)), target.isa().name == "avx512"
-    with counted(builder, whole) as n:
+    v = Vectors(Types.bits(itemsize).src, target.isa().vector_bytes // itemsize)
+    value = v.splat(build.trunc(bits, v.element) if itemsize < 8 else bits)
+    whole, is_masked = build.sdiv(count, const(v.lanes)), target.isa().name == "avx512"
+    with counted(whole) as n:
         v.store(value, dst + n * v.bytes)
     at, rest, lanes = dst + whole * v.bytes, count - whole * v.lanes, v.lanes
     if is_masked:
-        with builder.if_then(rest > 0):
+        with build.if_then(rest > 0):
             v.store(value, at, v.below(rest))
     while lanes > 1 and not is_masked:  # a masked store of AVX2 takes some processors 20 cycles
         lanes //= 2
-        with builder.if_then(truth(builder, rest & lanes)):
-            v.store(shuffle(builder, value, value, [0] * lanes), at)
+        with build.if_then(truth(rest & lanes)):
+            v.store(shuffle(value, value, [0] * lanes), at)
         at = at + (rest & lanes) * itemsize

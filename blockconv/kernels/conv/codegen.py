@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import emitted, load_bits, move, picked, shuffle, store_bits, store_vector, transpose, vector
+from blockconv.jit.values import build
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.packed_pixels import bits_transposer
 from blockconv.kernels.common.unpacked import interleaved, unpacked, unpacked_pairs
@@ -47,15 +48,15 @@ def window_converter(type: ElementType, itemsize: int, flipped: int, size: int):
     """convert(dst, src): see `convert_window`, of a vector of so many bytes of the source."""
 
     @emitted
-    def convert(builder, dst, src):
+    def convert(dst, src):
         if type.is_half:
-            halves = Floats(builder, type, size // 2)
+            halves = Floats(type, size // 2)
             halves.computed.store(halves.load(src), dst)
             return
-        v, signed = Vectors(builder, element("int8"), size), type.kind == SIGNED
+        v, signed = Vectors(element("int8"), size), type.kind == SIGNED
         value = v.load(src)
         if type.is_packed:
-            value, v = unpacked_pairs(builder, value), Vectors(builder, element("int8"), 2 * size)
+            value, v = unpacked_pairs(value), Vectors(element("int8"), 2 * size)
             if signed:
                 value = value ^ 8
                 value = value if flipped else value - 8
@@ -63,8 +64,8 @@ def window_converter(type: ElementType, itemsize: int, flipped: int, size: int):
             value = value ^ -128
         if itemsize > 1:
             wide = vector(itemsize, v.lanes)
-            value = builder.sext(value, wide) if signed and not flipped else builder.zext(value, wide)
-        store_vector(builder, value, dst)
+            value = build.sext(value, wide) if signed and not flipped else build.zext(value, wide)
+        store_vector(value, dst)
 
     return convert
 
@@ -95,20 +96,20 @@ def _vectors_interleaver(unit: int, lanes: int, by_parts: bool):
     order = [size // 16 * j + k for k in range(size // 16) for j in range(4 // itemsize)]
 
     @emitted
-    def interleave(builder, planes, dst):
-        v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)
+    def interleave(planes, dst):
+        v = Vectors(element(f"int{8 * itemsize}"), lanes)
         rows = [v.load(plane) for plane in planes[:unit]]
         if unit == 2:
-            rows[1] = builder.select(planes.others > 0, rows[1], v.zero)
+            rows[1] = build.select(planes.others > 0, rows[1], v.zero)
         if by_parts:
             fours, code = vector(4 * itemsize, len(order)), vector(1, size)
-            rows = [builder.bitcast(row, fours) for row in rows]
-            rows = [builder.bitcast(shuffle(builder, row, row, order), code) for row in rows]
-            found = interleaved(builder, rows, 1) if unit == 4 else unpacked(builder, rows[0], rows[1], 2)
+            rows = [build.bitcast(row, fours) for row in rows]
+            rows = [build.bitcast(shuffle(row, row, order), code) for row in rows]
+            found = interleaved(rows, 1) if unit == 4 else unpacked(rows[0], rows[1], 2)
         else:
-            found = transpose(builder, rows, unit, lanes)
+            found = transpose(rows, unit, lanes)
         for k, value in enumerate(found):
-            store_vector(builder, value, dst + k * size)
+            store_vector(value, dst + k * size)
 
     return interleave
 
@@ -163,13 +164,13 @@ def strided_mover(stride: int, lanes: int, itemsize: int, is_whole: bool):
     """
 
     @emitted
-    def move_strided(builder, dst, src, first, end) -> None:
-        v = Vectors(builder, _FLOATS[itemsize], lanes)
+    def move_strided(dst, src, first, end) -> None:
+        v = Vectors(_FLOATS[itemsize], lanes)
 
         def part(k: int):
             before, below = (v.below(bound - k * lanes) for bound in (first, end))
-            return v.load(src + k * v.bytes, None if is_whole else builder.and_(builder.not_(before), below))
+            return v.load(src + k * v.bytes, None if is_whole else build.and_(build.not_(before), below))
 
-        v.store(picked(builder, v.kind, range(0, lanes * stride, stride), part), dst)
+        v.store(picked(v.kind, range(0, lanes * stride, stride), part), dst)
 
     return move_strided

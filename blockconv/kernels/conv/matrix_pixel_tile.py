@@ -13,20 +13,14 @@ from typing import Any
 
 from blockconv import jit
 from blockconv.jit.ir import const, counted
+from blockconv.jit.values import build
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import TileSpec
 from blockconv.kernels.common.requantize import dequantized
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.conv.matrix_tile import (
-    COLUMNS,
-    LINE_BYTES,
-    LINES,
-    WORD,
-    Registers,
-    Unit,
-)
+from blockconv.kernels.conv.matrix_tile import COLUMNS, LINE_BYTES, LINES, WORD, Registers, Unit
 
 TOGETHER = 8  # output channels that are finished together, in the vector registers
 
@@ -41,23 +35,23 @@ def matrix_pixel_tile(spec: TileSpec):
     return kernel_of_tiles(_compute, spec)
 
 
-def _compute(b, run: TileRecord, record, spec: TileSpec) -> None:
+def _compute(run: TileRecord, record, spec: TileSpec) -> None:
     """Reduce and store a tile. Accumulators go through the scratch, [output channel][block][pixel]."""
     blocks = -(-spec.pixels // COLUMNS)
     last = const(blocks - spec.rows)
-    with counted(b, const(-(-blocks // spec.rows))) as index:
+    with counted(const(-(-blocks // spec.rows))) as index:
         first = index * spec.rows
-        first = b.select(first < last, first, last)
+        first = build.select(first < last, first, last)
         steps = run.runs * run.run_steps
         ahead = index * steps * (run.prefetch_lines * LINE)
         now = run._replace(src=run.src + first * LINE_BYTES, prefetch=run.prefetch + ahead)
-        _reduce(b, spec, now)
-        _finish(b, spec, run, first)
+        _reduce(spec, now)
+        _finish(spec, run, first)
 
 
-def _reduce(b, spec: TileSpec, run: TileRecord) -> None:
+def _reduce(spec: TileSpec, run: TileRecord) -> None:
     line = spec.rows * LINE_BYTES
-    unit = Unit(b, spec, Registers(spec.rows, spec.vectors, exchanged=True), LINES)
+    unit = Unit(spec, Registers(spec.rows, spec.vectors, exchanged=True), LINES)
     unit.reduce(
         run,
         begin=lambda acc, k: unit.zero(acc),
@@ -67,9 +61,9 @@ def _reduce(b, spec: TileSpec, run: TileRecord) -> None:
     )
 
 
-def _finish(b, spec: TileSpec, run: TileRecord, first) -> None:
+def _finish(spec: TileSpec, run: TileRecord, first) -> None:
     """Store some blocks' accumulators, which lack the bias yet, some channels at a time. first: the first block."""
-    line, v, width = spec.rows * LINE_BYTES, spec.tile.code(b), const(spec.tile.width)
+    line, v, width = spec.rows * LINE_BYTES, spec.tile.code(), const(spec.tile.width)
 
     def block(channel, channels: int, number) -> None:
         """Store so many channels from this one on, of the block of this number."""
@@ -93,10 +87,10 @@ def _finish(b, spec: TileSpec, run: TileRecord, first) -> None:
             written=spec.pixels - pixel,
             scratch=run.scratch + spec.tile.width * line,
         )
-        finish(b, tile, out, accs)
+        finish(tile, out, accs)
 
-    exist = b.select(run.valid < width, run.valid, width)
-    whole = b.udiv(exist, const(TOGETHER))
+    exist = build.select(run.valid < width, run.valid, width)
+    whole = build.udiv(exist, const(TOGETHER))
     for begin, channels, count in ((const(0), TOGETHER, whole), (whole * TOGETHER, 1, exist - whole * TOGETHER)):
-        with counted(b, count) as index, counted(b, const(spec.rows)) as number:
+        with counted(count) as index, counted(const(spec.rows)) as number:
             block(begin + index * channels, channels, number)

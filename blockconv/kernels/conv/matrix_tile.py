@@ -19,6 +19,7 @@ from blockconv import jit
 from blockconv.core.checks import Pair
 from blockconv.core.python import zipped
 from blockconv.jit.ir import I8, I64, call_llvm, const, counted, emit_prefetch, emitted, pointer
+from blockconv.jit.values import build
 from blockconv.kernels.common.dot import MATRIX_DOTS, Dot
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import TileSpec, real_accumulators
@@ -115,11 +116,11 @@ def configure(*sizes):
     words = _configuration(sizes)
 
     @emitted
-    def load_configuration(builder, at):
+    def load_configuration(at):
         kind = ir.ArrayType(I64, len(words))
-        to = pointer(builder, at, kind)
-        builder.store(kind(words), to, align=8)
-        call_llvm(builder, "llvm.x86.ldtilecfg", None, [pointer(builder, at, I8)])
+        to = pointer(at, kind)
+        build.store(kind(words), to, align=8)
+        call_llvm("llvm.x86.ldtilecfg", None, [pointer(at, I8)])
 
     def kernel(at):
         load_configuration(at)
@@ -132,8 +133,8 @@ def release():
     """Leave the registers, which the system saves otherwise whenever it takes the processor away."""
 
     @emitted
-    def release_registers(builder):
-        call_llvm(builder, "llvm.x86.tilerelease", None, [])
+    def release_registers():
+        call_llvm("llvm.x86.tilerelease", None, [])
 
     def kernel():
         release_registers()
@@ -150,8 +151,8 @@ class Unit:
     lines: of a block of accumulators.
     """
 
-    def __init__(self, b, spec: TileSpec, registers: Registers, lines: int) -> None:
-        self.b, self.spec, self.registers, self.lines = b, spec, registers, lines
+    def __init__(self, spec: TileSpec, registers: Registers, lines: int) -> None:
+        self.spec, self.registers, self.lines = spec, registers, lines
 
     def reduce(
         self,
@@ -168,14 +169,14 @@ class Unit:
             step's source and weights.
         stored(i, k): where the accumulators of two blocks go.
         """
-        b, spec, (count, vectors, _) = self.b, self.spec, self.registers
+        spec, (count, vectors, _) = self.spec, self.registers
         acc, src, wei = self.registers.acc, self.registers.src, self.registers.wei
         pairs = [(i, k) for i in range(count) for k in range(vectors)]
         for i, k in pairs:
             begin(acc(i, k), k)
-        with each_step(b, run, spec.cut) as step:
-            x, w = source_of(b, run, step), run.wei + step * (spec.step * spec.vectors * COLUMNS * WORD)
-            prefetch_next(b, run, step)
+        with each_step(run, spec.cut) as step:
+            x, w = source_of(run, step), run.wei + step * (spec.step * spec.vectors * COLUMNS * WORD)
+            prefetch_next(run, step)
             for i, k in pairs:
                 if k == 0:
                     self.load(src(i), *source(x, i))
@@ -189,10 +190,10 @@ class Unit:
         self.call("tilezero", register)
 
     def load(self, register: int, at, apart) -> None:
-        self.call("tileloadd64", register, pointer(self.b, at, I8), apart)
+        self.call("tileloadd64", register, pointer(at, I8), apart)
 
     def store(self, register: int, at, apart) -> None:
-        self.call("tilestored64", register, pointer(self.b, at, I8), apart)
+        self.call("tilestored64", register, pointer(at, I8), apart)
 
     def multiply(self, acc: int, left: int, right: int) -> None:
         """Add the products of two matrices to accumulators."""
@@ -201,7 +202,7 @@ class Unit:
 
     def call(self, name: str, *args) -> None:
         given = [I8(x) if isinstance(x, int) else x for x in args]
-        call_llvm(self.b, f"llvm.x86.{name}", None, given)
+        call_llvm(f"llvm.x86.{name}", None, given)
 
 
 # ---------------------------------------------------------------- a tile
@@ -216,13 +217,13 @@ def matrix_tile(spec: TileSpec):
     return kernel_of_tiles(_compute, spec)
 
 
-def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
+def _compute(run: TileRecord, record, spec: TileSpec) -> None:
     """Reduce and store a tile. Accumulators go through the scratch, [row][pixel][output channel]."""
-    _reduce(builder, spec, run)
-    _finish(builder, spec, run)
+    _reduce(spec, run)
+    _finish(spec, run)
 
 
-def _reduce(b, spec: TileSpec, run: TileRecord) -> None:
+def _reduce(spec: TileSpec, run: TileRecord) -> None:
     blocks, width_bytes = row_blocks(spec.rows, spec.pixels, spec.gap), spec.vectors * COLUMNS * WORD
 
     def source(x, i: int):
@@ -233,7 +234,7 @@ def _reduce(b, spec: TileSpec, run: TileRecord) -> None:
         pixel = blocks[i].row * spec.pixels + blocks[i].first
         return run.scratch + (pixel * width_bytes + k * COLUMNS * WORD), const(width_bytes)
 
-    unit = Unit(b, spec, Registers(len(blocks), spec.vectors), blocks[0].pixels)
+    unit = Unit(spec, Registers(len(blocks), spec.vectors), blocks[0].pixels)
     unit.reduce(
         run,
         begin=lambda acc, k: unit.load(acc, run.bia + k * COLUMNS * WORD, const(0)),  # each line is the bias
@@ -243,26 +244,26 @@ def _reduce(b, spec: TileSpec, run: TileRecord) -> None:
     )
 
 
-def prefetch_next(b, run: TileRecord, step) -> None:
+def prefetch_next(run: TileRecord, step) -> None:
     """Prefetch a step's share of the memory that is read after the tile."""
     at = run.prefetch + step * run.prefetch_lines * LINE
-    with counted(b, run.prefetch_lines) as line:
-        emit_prefetch(b, at + line * LINE)
+    with counted(run.prefetch_lines) as line:
+        emit_prefetch(at + line * LINE)
 
 
-def _finish(b, spec: TileSpec, run: TileRecord) -> None:
+def _finish(spec: TileSpec, run: TileRecord) -> None:
     """Store the accumulators from the scratch, some pixels of a row and some of their vectors at a time.
 
     An activation overwrites a part's accumulators with what it keeps in memory. Where they are not contiguous, it
     writes to the place of a stored tile instead.
     """
-    vectors, v = 1 if spec.store_width == 1 else spec.vectors, spec.tile.code(b)
+    vectors, v = 1 if spec.store_width == 1 else spec.vectors, spec.tile.code()
     most = LINES if spec.store_width == 1 else MOST // vectors
     pixels = max(k for k in range(1, most + 1) if spec.pixels % k == 0)
     part, each = spec._replace(rows=1, pixels=pixels, vectors=vectors), spec.vectors * v.bytes
     lines = spec.rows * (spec.pixels + spec.gap) - spec.gap
     parts = const(spec.rows), const(spec.pixels // pixels), const(spec.vectors // vectors)
-    with counted(b, parts[0]) as row, counted(b, parts[1]) as index, counted(b, parts[2]) as vector:
+    with counted(parts[0]) as row, counted(parts[1]) as index, counted(parts[2]) as vector:
         pixel, before, column = index * pixels, vector * COLUMNS, vector * v.bytes
         first = row * (spec.pixels + spec.gap) + pixel
         acc = run.scratch + first * each + column
@@ -273,5 +274,5 @@ def _finish(b, spec: TileSpec, run: TileRecord) -> None:
             written=run.written - before,
             scratch=acc if vectors == spec.vectors else run.scratch + lines * each,
         )
-        accs = real_accumulators(b, part, (run.bia + column, run.scales + column), run.activation, accs)
-        finish(b, part.finished, out, accs)
+        accs = real_accumulators(part, (run.bia + column, run.scales + column), run.activation, accs)
+        finish(part.finished, out, accs)

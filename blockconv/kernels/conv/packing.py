@@ -10,13 +10,7 @@ from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.packed_pixels import PixelPacking, Pixels, pixel_packer
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import (
-    ChannelAddresses,
-    interleaver,
-    line_packer,
-    moved,
-    window_converter,
-)
+from blockconv.kernels.conv.codegen import ChannelAddresses, interleaver, line_packer, moved, window_converter
 
 UNIT = 4  # bytes
 

@@ -19,16 +19,8 @@ from blockconv.jit.arguments import (
     kernel_address,
     word,
 )
-from blockconv.jit.ir import (
-    call_kernel,
-    const,
-    copy_memory,
-    counted,
-    emitted,
-    fill_memory,
-    load_i64,
-    store_bits,
-)
+from blockconv.jit.ir import call_kernel, const, copy_memory, counted, emitted, fill_memory, load_i64, store_bits
+from blockconv.jit.values import build
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
 from blockconv.kernels.common.interleaved import spread, taps_of_columns
@@ -166,18 +158,18 @@ def columns_tile(at: ColumnsTileSpec):
     """
     count = at.rows * at.taps * at.channels
 
-    def compute(builder, run: TileRecord, record, at: ColumnsTileSpec) -> None:
-        b, v = builder, Vectors(builder, at.acc, at.lanes, at.fma)
+    def compute(run: TileRecord, record, at: ColumnsTileSpec) -> None:
+        v = Vectors(at.acc, at.lanes, at.fma)
         accs = v.slots(count, v.zero)
-        with b.if_then(b.icmp_signed("==", run.is_first, const(0))):
+        with build.if_then(build.icmp_signed("==", run.is_first, const(0))):
             v.restore(accs, run.sums)
-        with counted(b, run.rows) as row:
+        with counted(run.rows) as row:
             first = row * run.row_steps
-            src = source_of(b, run, first)
+            src = source_of(run, first)
             grad, done, pixels = run.wei + first * (at.grad * v.itemsize), const(0), at.pixels
             while pixels:  # the remainder by halves
-                end = b.sdiv(run.full_steps, const(pixels)) * pixels
-                with counted(b, end, done, const(pixels)) as col:
+                end = build.sdiv(run.full_steps, const(pixels)) * pixels
+                with counted(end, done, const(pixels)) as col:
                     x = src + col * (at.px_step * at.pixel * v.itemsize)
                     _add_pixels(v, at, pixels, (x, run.src_row), grad + col * (at.grad * v.itemsize), accs)
                 done, pixels = end, pixels // 2
@@ -402,26 +394,26 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
     """gather(weights, count, channels): moves so many weights, or a vector of them, of as many output channels."""
 
     @emitted
-    def gather(builder, w: Weights, count, channels) -> None:
-        held, v = Floats(builder, acc, lanes), Floats(builder, dst, lanes)
+    def gather(w: Weights, count, channels) -> None:
+        held, v = Floats(acc, lanes), Floats(dst, lanes)
         last = count - 1
 
         def loaded(_: bool) -> list[Any]:
-            rows = [builder.select(k < count, const(k), last) for k in range(lanes)]
-            offsets = [load_i64.emit(builder, w.rows, row) for row in rows]
+            rows = [build.select(k < count, const(k), last) for k in range(lanes)]
+            offsets = [load_i64.emit(w.rows, row) for row in rows]
             sums = held.in_slots(held.load(w.sums + offset) for offset in offsets)
-            with counted(builder, w.splits - 1) as number:
+            with counted(w.splits - 1) as number:
                 split = w.sums + (number + 1) * w.split
                 for slot, offset in zipped(sums, offsets):
                     slot.held += held.load(split + offset)
             return held.loaded(sums)
 
         def store(k: int, value, whole: bool) -> None:
-            stored = None if whole else v.computed.below(builder.select(k < channels, count, const(0)))
+            stored = None if whole else v.computed.below(build.select(k < channels, count, const(0)))
             v.store(value, w.dst + k * w.apart, stored)
 
         is_whole = (count >= lanes) & (channels >= lanes)
-        emit_transposed(builder, is_whole, loaded, store, lanes, lanes)
+        emit_transposed(is_whole, loaded, store, lanes, lanes)
 
     return gather
 

@@ -28,6 +28,7 @@ from blockconv.core.activation import ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
 from blockconv.jit.ir import const, emitted, fill_memory, load_i64, opaque, picked
+from blockconv.jit.values import build
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ChannelVector, ConvSizes, Geometry, image_at
@@ -170,10 +171,10 @@ class _Code:
     zeros: the address of what is read in place of positions outside an array.
     """
 
-    def __init__(self, builder, spec: GradientSpec, a, zeros) -> None:
-        self.b, self.spec, self.a, self.zeros = builder, spec, a, zeros
-        self.v = Floats(builder, ElementType.of(spec.src), spec.lanes)
-        self.sums = Vectors(builder, self.v.type, spec.lanes, bool(spec.fma))
+    def __init__(self, spec: GradientSpec, a, zeros) -> None:
+        self.spec, self.a, self.zeros = spec, a, zeros
+        self.v = Floats(ElementType.of(spec.src), spec.lanes)
+        self.sums = Vectors(self.v.type, spec.lanes, bool(spec.fma))
 
     def below(self, pixels):
         """The mask of a vector's first pixels."""
@@ -239,8 +240,8 @@ class _Line(NamedTuple):
 class _WeightsCode(_Code):
     """The code of a vector of channels, in one function: what it holds in registers is stored once, at the end."""
 
-    def __init__(self, builder, spec: GradientSpec, a: DepthwiseWeightsArguments, zeros) -> None:
-        super().__init__(builder, spec, a, zeros)
+    def __init__(self, spec: GradientSpec, a: DepthwiseWeightsArguments, zeros) -> None:
+        super().__init__(spec, a, zeros)
         rows = _Axis(a.source.row, a.gradient.row, a.ih, a.oh, a.ph)
         cols = _Axis(a.source.col, a.gradient.col, a.iw, a.ow, a.pw)
         self.along, self.across = (rows, cols) if spec.pixels > 1 else (cols, rows)
@@ -251,7 +252,7 @@ class _WeightsCode(_Code):
 
         valid: channels that exist, where a vector has nothing else.
         """
-        b, spec, axis = self.b, self.spec, self.across
+        spec, axis = self.spec, self.across
         stride = spec.across[1]
         left, behind = at * stride - axis.padding, axis.grad_size - at
         masks = dict.fromkeys(itertools.product(spec.bases, range(0, stride * spec.pixels, spec.pixels)))
@@ -261,7 +262,7 @@ class _WeightsCode(_Code):
             for base, start in masks:
                 begin = left + (base + start)
                 inside, reached = axis.src_size - begin, behind * stride - start
-                mask = self.between(-begin, b.select(inside < reached, inside, reached))
+                mask = self.between(-begin, build.select(inside < reached, inside, reached))
                 masks[base, start] = mask if spec.pixels > 1 else mask & grad_mask
         # Vectors of the gradient of a step, of the one before, ...
         self.grads = self.sums.slots(spec.reach + 1 if spec.keeps_gradients else 1, self.sums.zero)
@@ -271,7 +272,7 @@ class _WeightsCode(_Code):
         """The gradient's vector at a position of the line."""
         address = at.grad + number * self.along.grad_step
         if has_border:
-            address = self.b.select(number < at.last, address, self.zeros)
+            address = build.select(number < at.last, address, self.zeros)
         return self.read(address, at.grad_mask)
 
     def step(self, at: _Line, number, has_border: bool) -> None:
@@ -279,36 +280,36 @@ class _WeightsCode(_Code):
 
         has_border: positions may be outside the image, or not be reduced.
         """
-        b, spec, axis = self.b, self.spec, self.along
+        spec, axis = self.spec, self.along
         count, stride, dilation = spec.along
         for older, newer in zip(self.grads[:0:-1], self.grads[-2::-1], strict=True):
-            b.store(b.load(newer), older)
-        b.store(self.gradient(at, number, has_border), self.grads[0])
+            build.store(build.load(newer), older)
+        build.store(self.gradient(at, number, has_border), self.grads[0])
         # One pointer that moves: else each position has its own, and most of these are spilled.
-        src = opaque(b, at.src + number * (stride * axis.src_step))
+        src = opaque(at.src + number * (stride * axis.src_step))
         step = const(spec.pixel_bytes) if spec.pixels > 1 else self.across.src_step
         # The farthest first: in another order, rows of wide pixels wait longer for cache lines (NHWC: 1.3 times).
         for j in sorted({k * dilation % stride for k in range(count)}, reverse=True):
             taps = [k for k in range(count) if k * dilation % stride == j]
             line, apart = src + j * axis.src_step, step
             if has_border:
-                inside = b.icmp_unsigned("<", number * stride - axis.padding + j, axis.src_size)
-                line = b.select(inside, line, self.zeros)
-                apart = b.select(inside, step, const(0)) if spec.pixels == 1 else step
+                inside = build.icmp_unsigned("<", number * stride - axis.padding + j, axis.src_size)
+                line = build.select(inside, line, self.zeros)
+                apart = build.select(inside, step, const(0)) if spec.pixels == 1 else step
             values = self.values(at, line, apart)
             for k in taps:
                 back = k * dilation // stride
                 before = number - back
                 is_reduced = (before >= at.first) & (before < at.last)
-                with b.if_then(is_reduced) if has_border else nullcontext():
+                with build.if_then(is_reduced) if has_border else nullcontext():
                     if spec.keeps_gradients or back == 0:
-                        grad = b.load(self.grads[back])
+                        grad = build.load(self.grads[back])
                     else:
                         grad = self.gradient(at, before, False)
                     for value, slot in zip(values, self.taps(k), strict=True):
-                        b.store(self.sums.multiply_add(value, grad, b.load(slot)), slot)
+                        build.store(self.sums.multiply_add(value, grad, build.load(slot)), slot)
         if spec.bias:
-            b.store(b.load(self.accs[-1]) + b.load(self.grads[0]), self.accs[-1])
+            build.store(build.load(self.accs[-1]) + build.load(self.grads[0]), self.accs[-1])
 
     def taps(self, number: int) -> list[Any]:
         """The sums of the taps across the line, at one along it."""
@@ -323,7 +324,7 @@ class _WeightsCode(_Code):
         for (base, start), mask in at.masks.items():
             loaded.setdefault(base, []).append(self.read(line + step * (base + start), mask))
         taps = [divmod(k * dilation, stride) for k in range(count)]
-        return [chosen(self.b, loaded[base * stride], self.spec.unit, phase) for base, phase in taps]
+        return [chosen(loaded[base * stride], self.spec.unit, phase) for base, phase in taps]
 
     def begin(self, sums) -> None:
         """Go on from sums in memory."""
@@ -331,12 +332,12 @@ class _WeightsCode(_Code):
 
     def fold(self, to) -> None:
         """Store the sums of the pixels of each vector, [tap][channel]."""
-        b, v, spec = self.b, self.sums, self.spec
+        v, spec = self.sums, self.spec
         vectors = v.loaded(self.accs)
         for _ in range(spec.pixels.bit_length() - 1):
             vectors += [v.zero] * (len(vectors) % 2)
             pairs = [[p, q] for p, q in zip(vectors[::2], vectors[1::2], strict=True)]
-            vectors = [chosen(b, pair, spec.unit, 0) + chosen(b, pair, spec.unit, 1) for pair in pairs]
+            vectors = [chosen(pair, spec.unit, 0) + chosen(pair, spec.unit, 1) for pair in pairs]
         for k, value in enumerate(vectors):
             count = min(spec.lanes, spec.sums * spec.unit - k * spec.lanes)
             v.store_lanes(value, to + k * v.bytes, None, count)
@@ -455,9 +456,9 @@ class DepthwiseDataArguments(ConvOperands, ConvSizes):
 class _DataCode(_Code):
     """The code of one plane: a block of channels of an image. wei, bia: the addresses of its own."""
 
-    def __init__(self, builder, spec: GradientSpec, a: DepthwiseDataArguments, zeros, wei, bia) -> None:
-        super().__init__(builder, spec, a, zeros)
-        self.stored, self.wei = Floats(builder, ElementType.of(spec.dst), spec.lanes), wei
+    def __init__(self, spec: GradientSpec, a: DepthwiseDataArguments, zeros, wei, bia) -> None:
+        super().__init__(spec, a, zeros)
+        self.stored, self.wei = Floats(ElementType.of(spec.dst), spec.lanes), wei
         self.bias = self.repeated(bia)
         self.parameters = list(parameters_at(self.sums, a.activation)) if spec.activation else []
         self.held = [self.weight(k) for k in range(spec.kh * spec.kw)] if spec.holds else []
@@ -480,11 +481,11 @@ class _DataCode(_Code):
         oh, src: the row of the output's gradient, and its pixel, from which rows and columns of taps count. left:
         pixels up to the end of the rows, where these may be fewer than are stored.
         """
-        b, a, spec, loaded = self.b, self.a, self.spec, {}
+        a, spec, loaded = self.a, self.spec, {}
         for row in sorted({*spec.rows.values()}):
             number = oh + row
             line = src + (number * a.source.row + spec.first * spec.pixel_bytes)
-            line = b.select(b.icmp_unsigned("<", number, a.oh), line, self.zeros)
+            line = build.select(build.icmp_unsigned("<", number, a.oh), line, self.zeros)
             for k in {*spec.cols.values()}:
                 address = line + (k - spec.first) * spec.pixel_bytes
                 loaded[row, k] = self.read(address, masks and masks[k])
@@ -497,14 +498,14 @@ class _DataCode(_Code):
                     found[phase] = self.sums.multiply_add(loaded[row, k], weight, found[phase])
             found = list(map(self.activated, found))
             number = ih + rest
-            with b.if_then(number < a.ih):
+            with build.if_then(number < a.ih):
                 self.store(self.interleaved(found), dst + number * a.destination.row, left)
 
     def activated(self, value):
         v, kind = self.sums, self.spec.activation
         if kind == ActivationKind.CLIP:
             return v.clip(value, *map(v.splat, self.parameters))
-        number = ActivationArguments.load(self.b, self.a.activation).number
+        number = ActivationArguments.load(self.a.activation).number
         return activate(v, value, number, self.parameters) if kind else value
 
     def interleaved(self, vectors: list[Any]) -> list[Any]:
@@ -513,7 +514,7 @@ class _DataCode(_Code):
         for first in range(0, spec.sw * spec.lanes, spec.lanes):
             numbers = [divmod(k, spec.unit) for k in range(first, first + spec.lanes)]
             at = [n % spec.sw * spec.lanes + n // spec.sw * spec.unit + channel for n, channel in numbers]
-            found.append(picked(self.b, kind, at, vectors.__getitem__))
+            found.append(picked(kind, at, vectors.__getitem__))
         return found
 
     def store(self, values: list[Any], dst, left: Any | None) -> None:

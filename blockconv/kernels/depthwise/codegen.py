@@ -24,6 +24,7 @@ from llvmlite import ir
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, counted, every_pixel, opaque, picked, shuffle
+from blockconv.jit.values import build
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.halves import widened
@@ -198,11 +199,11 @@ class DepthwiseTileRun(NamedTuple):
     out: Output
 
 
-def step_of(builder, step):
+def step_of(step):
     """A step from one address to the next. Addresses are computed where they are used: before a loop, they would be
     kept in registers that the accumulators need. Multiples of a constant are part of the instructions.
     """
-    return step if isinstance(step, ir.Constant) else opaque(builder, step)
+    return step if isinstance(step, ir.Constant) else opaque(step)
 
 
 def times(value, count: int):
@@ -217,10 +218,10 @@ class FloatTile:
 
     columns: Any = None
 
-    def __init__(self, builder, spec: DepthwiseTileSpec, run: DepthwiseTileRun) -> None:
-        self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, run.loop, run.unrolled
-        self.out = run.out._replace(dst_pixel=step_of(builder, run.out.dst_pixel))
-        self.v = self.read_as = spec.tile.code(builder)
+    def __init__(self, spec: DepthwiseTileSpec, run: DepthwiseTileRun) -> None:
+        self.spec, self.run, self.loop, self.unrolled = spec, run, run.loop, run.unrolled
+        self.out = run.out._replace(dst_pixel=step_of(run.out.dst_pixel))
+        self.v = self.read_as = spec.tile.code()
         # taken: taps at once; border, padding: what a load's lanes off the image are, and vectors off it
         self.taken, self.border, self.padding, self.wei_mask = 1, None, self.v.zero, None
         self.accs = self.biases()
@@ -231,7 +232,7 @@ class FloatTile:
         if spec.period == 1:
             bias = self.v.broadcast(run.bia)
         else:
-            mask = lanes_below(self.b, spec.period, run.out.valid)
+            mask = lanes_below(spec.period, run.out.valid)
             bias = self.repeated(self.v.load(run.bia, mask, lanes=spec.period))
             self.wei_mask = mask if spec.masked == 2 else None
         return self.v.slots(spec.loops * spec.unrolled, bias)
@@ -245,7 +246,7 @@ class FloatTile:
         self.store(self.spec.finished)
 
     def store(self, tile: Tile) -> None:
-        finish(self.b, tile, self.out, self.finished())
+        finish(tile, self.out, self.finished())
 
     def finished(self) -> list[Any]:
         """The accumulators, for the epilogue."""
@@ -258,7 +259,7 @@ class FloatTile:
         spec = self.spec
         if spec.period == spec.lanes:
             return value
-        return shuffle(self.b, value, value, [k % spec.period for k in range(spec.lanes)])
+        return shuffle(value, value, [k % spec.period for k in range(spec.lanes)])
 
     def weight(self, address):
         """One tap's weights, for every lane."""
@@ -293,7 +294,7 @@ class FloatTile:
         if first + 1 == len(self.variants):
             self.reduce(variant)
             return
-        with self.b.if_else(self.b.icmp_signed("==", self.run.variant, const(number))) as (this, others):
+        with build.if_else(build.icmp_signed("==", self.run.variant, const(number))) as (this, others):
             with this:
                 self.reduce(variant)
             with others:
@@ -301,10 +302,10 @@ class FloatTile:
 
     def reduce(self, variant) -> None:
         """Taps of the unrolled axis are known."""
-        b, spec, (*edges, mask) = self.b, self.spec, variant
-        with counted(b, self.loop.taps) as taps:
+        spec, (*edges, mask) = self.spec, variant
+        with counted(self.loop.taps) as taps:
             wei = self.run.wei + taps * self.loop.wei_step
-            step = opaque(b, self.unrolled.wei_step)
+            step = opaque(self.unrolled.wei_step)
             weights = [self.parts(wei + times(step, t)) for t in range(spec.taps)]
             for q in range(spec.loops):
                 ahead, position = self.position(taps, q)
@@ -317,8 +318,8 @@ class FloatTile:
                 if spec.columns:
                     feed(self.pixels(position, mask))
                     continue
-                inside = b.icmp_unsigned("<", position, self.loop.size)
-                with b.if_else(inside, likely=True) as (in_bounds, outside):
+                inside = build.icmp_unsigned("<", position, self.loop.size)
+                with build.if_else(inside, likely=True) as (in_bounds, outside):
                     with in_bounds:
                         feed(None)
                     with outside:
@@ -356,8 +357,8 @@ class FloatTile:
 
         How far the last tile reaches over the edge is known only at run time. `zeros` replaces what is outside there.
         """
-        b, spec, u, before, (first, last) = self.b, self.spec, self.unrolled, 0, edges
-        steps = [step_of(b, step) for step in steps]
+        spec, u, before, (first, last) = self.spec, self.unrolled, 0, edges
+        steps = [step_of(step) for step in steps]
         for position in sorted(spec.readers):
             if first and position < spec.begin:
                 yield position, None
@@ -366,7 +367,7 @@ class FloatTile:
             before = position
             if last and position >= spec.span - spec.end:
                 inside = u.size - u.first > position
-                yield position, [b.select(inside, x, self.run.zeros) for x in at]
+                yield position, [build.select(inside, x, self.run.zeros) for x in at]
             else:
                 yield position, at
 
@@ -376,7 +377,7 @@ class FloatTile:
         for (weight,) in weights:
             total = self.v.multiply_add(self.v.zero, weight, total)
         for (slot,) in slots:
-            self.b.store(self.b.load(slot) + total, slot)
+            build.store(build.load(slot) + total, slot)
 
     def slots(self, q: int) -> list[list[Any]]:
         """The accumulators of the outputs along the unrolled axis, by parts."""
@@ -394,22 +395,26 @@ class FloatTile:
 
     def accumulate(self, slots: list[Any], x: list[Any], weights: list[Any]) -> None:
         for slot, part, weight in zip(slots, x, weights, strict=True):
-            self.b.store(multiply_accumulate(self.v, self.spec.dot, part, weight, self.b.load(slot)), slot)
+            build.store(multiply_accumulate(self.v, self.spec.dot, part, weight, build.load(slot)), slot)
 
     def row(self, tap, q: int) -> tuple[Any, Any, Loader]:
         """(address of the first position, bytes to the next, loader) of a tap of the loop axis."""
-        b, run, step, (ahead, position) = self.b, self.run, self.unrolled.src_step, self.position(tap, q)
+        run, step, (ahead, position) = self.run, self.unrolled.src_step, self.position(tap, q)
         at = run.src + ahead * self.loop.src_step
         if self.spec.columns:
             return at, step, Loader(self.read_as, self.spec, run, self.pixels(position, True), self.border)
-        inside = b.icmp_unsigned("<", position, self.loop.size)
-        return b.select(inside, at, run.zeros), b.select(inside, step, const(0)), Loader(self.read_as, self.spec, run)
+        inside = build.icmp_unsigned("<", position, self.loop.size)
+        return (
+            build.select(inside, at, run.zeros),
+            build.select(inside, step, const(0)),
+            Loader(self.read_as, self.spec, run),
+        )
 
     def reduce_any(self) -> None:
         """Reduce any number of taps, with any stride and dilation, one by one. `zeros` replaces padding."""
-        b, spec, u, taken = self.b, self.spec, self.unrolled, self.taken
-        groups = b.sdiv(self.loop.taps + (taken - 1), const(taken))
-        with counted(b, groups) as group, counted(b, u.taps) as taps:
+        spec, u, taken = self.spec, self.unrolled, self.taken
+        groups = build.sdiv(self.loop.taps + (taken - 1), const(taken))
+        with counted(groups) as group, counted(u.taps) as taps:
             wei = self.run.wei + group * self.loop.wei_step
             weights = self.parts(wei + taps * u.wei_step)
             first = group * taken
@@ -417,28 +422,26 @@ class FloatTile:
                 rows = [self.row(first + k, q) for k in range(taken)]
                 for p, slots in enumerate(self.slots(q)):
                     along = times(u.stride, p) + taps * u.dilation
-                    inside = b.icmp_unsigned("<", u.first + along, u.size)
+                    inside = build.icmp_unsigned("<", u.first + along, u.size)
                     found = []
                     for base, step, loader in rows:
-                        at = b.select(inside, base + along * step, self.run.zeros)
+                        at = build.select(inside, base + along * step, self.run.zeros)
                         found.append(loader.load(at))
                     self.accumulate(slots, self.joined(found), weights)
 
     def pixels(self, position, masked: bool) -> list[Any | None]:
         """The masks of vectors along pixels from `position` on: which elements are in the image."""
         lanes, size = self.spec.lanes, self.loop.size
-        return [
-            lanes_inside(self.b, lanes, position, size, j * lanes) if masked else None for j in range(self.spec.columns)
-        ]
+        return [lanes_inside(lanes, position, size, j * lanes) if masked else None for j in range(self.spec.columns)]
 
 
 # ---------------------------------------------------------------- loads
 
 
-def chosen(builder, parts: list[Any], inner: int, phase: int = 0):
+def chosen(parts: list[Any], inner: int, phase: int = 0):
     """Every n-th pixel of `inner` elements of the n neighbouring vectors, from number `phase` on."""
     kind = parts[0].type
-    return picked(builder, kind, every_pixel(kind.count, inner, len(parts), phase), parts.__getitem__)
+    return picked(kind, every_pixel(kind.count, inner, len(parts), phase), parts.__getitem__)
 
 
 class Loader:
@@ -457,7 +460,7 @@ class Loader:
         border: Any | None = None,
     ) -> None:
         self.wide, self.spec, self.run, self.border = v, spec, run, border
-        self.v = Vectors(v.b, spec.half, spec.lanes) if spec.half else v
+        self.v = Vectors(spec.half, spec.lanes) if spec.half else v
         self.masks = masks or [v.below(run.src_valid) if spec.masked else None]
 
     def load(self, address):
@@ -476,5 +479,5 @@ class Loader:
         v, parts = self.v, []
         for j, mask in enumerate(self.masks):
             part = v.load(address + j * v.bytes if j else address, mask)
-            parts.append(part if mask is None or self.border is None else v.b.select(mask, part, self.border))
-        return parts[0] if len(parts) == 1 else chosen(v.b, parts, self.spec.inner)
+            parts.append(part if mask is None or self.border is None else build.select(mask, part, self.border))
+        return parts[0] if len(parts) == 1 else chosen(parts, self.spec.inner)

@@ -13,6 +13,7 @@ from llvmlite import ir
 
 from blockconv.core import target
 from blockconv.jit.ir import I64, call_llvm, const, emitted, join, pointer, shuffle
+from blockconv.jit.values import build
 from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.unpacked import UNIT, permutes_bytes, shuffled_bytes
 from blockconv.kernels.common.vectors import Vectors
@@ -27,22 +28,22 @@ Wanted = tuple[int, ...]  # of each byte of a vector, its distance from the tile
 
 
 @emitted
-def rows_tile(builder, spec, run, columns):
+def rows_tile(spec, run, columns):
     """Reduce and store one tile, of `unrolled` whole rows."""
     if spec.period == 1:
         run = run._replace(out=run.out._replace(valid=const(1)))
-    (IntegerRowsTile if spec.dot else RowsTile)(builder, spec, run, columns).emit()
+    (IntegerRowsTile if spec.dot else RowsTile)(spec, run, columns).emit()
 
 
 class IntegerRowsTile(IntegerTile):
     """The code of one tile. Nothing is read at run time but addresses and the zero point."""
 
-    def __init__(self, builder, spec: DepthwiseTileSpec, run, columns: Columns) -> None:
+    def __init__(self, spec: DepthwiseTileSpec, run, columns: Columns) -> None:
         self.columns = columns
-        super().__init__(builder, spec, run)
+        super().__init__(spec, run)
 
     def store(self, tile: Tile) -> None:
-        finish_rows(self.b, self.spec, self.columns, self.out, self.finished())
+        finish_rows(self.spec, self.columns, self.out, self.finished())
 
     def vectors(self) -> int:
         return self.columns.vectors(self.spec.unrolled, self.v.lanes)
@@ -66,7 +67,7 @@ class IntegerRowsTile(IntegerTile):
         rows = begin * columns.src_row, (spec.span - end - 1) * columns.src_row + columns.src
         source = SourceBytes(self, rows, list(readers))
         for wanted in sorted(readers, key=lambda each: (first_of(each), each)):
-            x = self.b.bitcast(source.picked(wanted), self.v.kind)
+            x = build.bitcast(source.picked(wanted), self.v.kind)
             for number, weight in readers[wanted]:
                 self.accumulate([self.accs[number]], [x], [weight])
 
@@ -107,7 +108,7 @@ class SourceBytes:
     """
 
     def __init__(self, tile: IntegerRowsTile, rows: tuple[int, int], all_wanted: list[Wanted]) -> None:
-        self.b, self.address, self.rows = tile.b, tile.run.src, rows
+        self.address, self.rows = tile.run.src, rows
         self.bytes, self.flip, self.border, self.operand = tile.bytes, tile.flip, tile.border, tile.operand
         self.known: dict[Any, Any] = {}
         # Vectors of the source: each byte may go to any lane, and one byte is the padding.
@@ -133,35 +134,35 @@ class SourceBytes:
         middle, lanes = read[len(read) // 2] * UNIT, len(wanted)
         low, high = wanted[:middle] + (ANY,) * (lanes - middle), (ANY,) * middle + wanted[middle:]
         taken = [*range(middle), *range(lanes + middle, 2 * lanes)]
-        return shuffle(self.b, self.picked(low), self.picked(high), taken)
+        return shuffle(self.picked(low), self.picked(high), taken)
 
     def of_span(self, wanted: Wanted, begin: int, end: int):
         """From one vector."""
-        b, v, past = self.b, self.bytes, end - begin
+        v, past = self.bytes, end - begin
         if (begin, end) not in self.known:
             given = [
-                pointer(b, self.address + begin, v.kind),
+                pointer(self.address + begin, v.kind),
                 ir.Constant(ir.IntType(32), 1),
                 mask([at < past for at in range(v.lanes)]),
                 self.border,
             ]
-            found = call_llvm(b, f"llvm.masked.load.{v.suffix()}.p0", v.kind, given)
+            found = call_llvm(f"llvm.masked.load.{v.suffix()}.p0", v.kind, given)
             self.known[begin, end] = self.operand(found)
         where = {BORDER: past, ZERO: v.lanes, ANY: 0}
-        return shuffle(b, self.known[begin, end], v.zero, [where[at] if at < 0 else at - begin for at in wanted])
+        return shuffle(self.known[begin, end], v.zero, [where[at] if at < 0 else at - begin for at in wanted])
 
     def of_units(self, units: list[Wanted]):
         """Each 16 bytes from 16 bytes of the source."""
-        b, v, wanted = self.b, self.bytes, [at for unit in units for at in unit]
+        v, wanted = self.bytes, [at for unit in units for at in unit]
         starts = self.starts([reach(unit) for unit in units])
-        value = b.bitcast(join(b, [self.unit(start) for start in starts]), v.kind)
+        value = build.bitcast(join([self.unit(start) for start in starts]), v.kind)
         indices = [at - start if at >= 0 else 128 for unit, start in zip(units, starts, strict=True) for at in unit]
-        value = shuffled_bytes(b, value, ir.Constant(v.kind, indices))
+        value = shuffled_bytes(value, ir.Constant(v.kind, indices))
         flip = 0 if self.flip is None else 128
         if flip or BORDER in wanted:
             fixed = ir.Constant(v.kind, [flip if at >= 0 else 0 for at in wanted])
             border = self.border if self.flip is None else self.border ^ self.flip
-            value = value ^ b.select(mask([at == BORDER for at in wanted]), border, fixed)
+            value = value ^ build.select(mask([at == BORDER for at in wanted]), border, fixed)
         return value
 
     def starts(self, reaches: list[tuple[int, int]]) -> list[int]:
@@ -180,6 +181,6 @@ class SourceBytes:
         """16 bytes, as two integers: shuffles of these and of bytes LLVM keeps apart, each an instruction."""
         if start not in self.known:
             kind = ir.VectorType(I64, 2)
-            at = pointer(self.b, self.address + start, kind)
-            self.known[start] = self.b.load(at, align=1)
+            at = pointer(self.address + start, kind)
+            self.known[start] = build.load(at, align=1)
         return self.known[start]

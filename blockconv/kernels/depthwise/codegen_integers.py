@@ -19,6 +19,7 @@ from llvmlite import ir
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I8, const, counted, emitted, opaque, shuffle, splat
+from blockconv.jit.values import build
 from blockconv.kernels.common.dot import by_number
 from blockconv.kernels.common.requantize import EpilogueArguments, dequantized
 from blockconv.kernels.common.unpacked import PARTS, interleaved
@@ -27,9 +28,9 @@ from blockconv.kernels.depthwise.codegen import FloatTile, Loader, times
 
 
 @emitted
-def tile(builder, spec, run):
+def tile(spec, run):
     """Reduce and store one tile."""
-    (IntegerTile if spec.dot else FloatTile)(builder, spec, run).emit()
+    (IntegerTile if spec.dot else FloatTile)(spec, run).emit()
 
 
 def repeats(period: int, lanes: int) -> bool:
@@ -41,14 +42,14 @@ class IntegerTile(FloatTile):
     """The code of one tile of bytes, as `FloatTile` is of floats."""
 
     def biases(self) -> list[Any]:
-        builder, spec = self.b, self.spec
-        self.bytes = self.read_as = Vectors(builder, element("uint8"), spec.lanes)
+        spec = self.spec
+        self.bytes = self.read_as = Vectors(element("uint8"), spec.lanes)
         self.dot = by_number(spec.dot)
         self.taken = self.dot.channels
         flip = 128 if (ElementType.of(spec.src).kind == SIGNED) != self.dot.is_signed else 0
         self.flip = ir.Constant(self.bytes.kind, [flip] * spec.lanes) if flip else None
-        zero_point = builder.trunc(EpilogueArguments.load(builder, self.out.activation).src_fill, I8)
-        self.border = self.padding = splat(builder, zero_point, spec.lanes)
+        zero_point = build.trunc(EpilogueArguments.load(self.out.activation).src_fill, I8)
+        self.border = self.padding = splat(zero_point, spec.lanes)
         return self.v.in_slots(self.lanes(self.v, self.run.bia) * self.vectors())
 
     def vectors(self) -> int:
@@ -64,7 +65,7 @@ class IntegerTile(FloatTile):
 
     def lanes(self, v: Vectors, address) -> list[Any]:
         """The parts of a vector of values at an address: one for each lane, or each channel of a block."""
-        b, period = self.b, self.spec.period
+        period = self.spec.period
         if not repeats(period, self.spec.lanes):
             return [v.load(address + j * v.bytes) for j in range(PARTS)]
         if period == 1:
@@ -73,7 +74,7 @@ class IntegerTile(FloatTile):
         found = {}
         for first in {few * j % period for j in range(PARTS)}:
             value = v.load(address + first * v.itemsize, lanes=few)
-            found[first] = shuffle(b, value, value, [k % few for k in range(v.lanes)])
+            found[first] = shuffle(value, value, [k % few for k in range(v.lanes)])
         return [found[few * j % period] for j in range(PARTS)]
 
     # ------------------------------------------------------------ the reduction
@@ -84,18 +85,18 @@ class IntegerTile(FloatTile):
         if full == 1:
             self.group(edges, const(0), taken)
         elif full:
-            with counted(self.b, const(full)) as group:
+            with counted(const(full)) as group:
                 self.group(edges, group, taken)
         if rest:
             self.group(edges, const(full), rest)
 
     def group(self, edges: tuple[bool, bool], number, taps: int) -> None:
         """A group of so many taps of the loop axis."""
-        b, wei, first = self.b, self.run.wei + number * self.loop.wei_step, number * self.dot.channels
+        wei, first = self.run.wei + number * self.loop.wei_step, number * self.dot.channels
 
         def weights() -> Callable[[int], list[Any]]:
             # Loaded where they are used: held, they would be spilled.
-            here, step = opaque(b, wei), opaque(b, self.unrolled.wei_step)
+            here, step = opaque(wei), opaque(self.unrolled.wei_step)
             return lambda t: self.lanes(self.v, here + times(step, t))
 
         for q in range(self.spec.loops):
@@ -112,8 +113,8 @@ class IntegerTile(FloatTile):
         """
         if not self.spec.is_packed:
             return super().row(tap, q)
-        b, ahead, columns = self.b, tap * self.loop.dilation, const(self.spec.columns)
-        phase, pixels = b.urem(ahead, columns), b.udiv(ahead, columns)
+        ahead, columns = tap * self.loop.dilation, const(self.spec.columns)
+        phase, pixels = build.urem(ahead, columns), build.udiv(ahead, columns)
         at = phase * self.loop.size + pixels * self.loop.src_step
         at = self.run.src + (at + q * self.spec.lanes)
         return at, self.unrolled.src_step, Loader(self.bytes, self.spec, self.run)
@@ -121,7 +122,7 @@ class IntegerTile(FloatTile):
     def read(self, at: list[Any], rows: list[tuple[Any, Any, Loader]]) -> list[Any]:
         if not self.spec.shuffled:
             return super().read(at, rows)
-        b, each = self.b, 4 // self.dot.itemsize
+        each = 4 // self.dot.itemsize
         taken, zero = [], self.spec.lanes
         for lane in range(self.spec.lanes // PARTS):
             first = lane // 4 * 16 + lane % 4
@@ -131,14 +132,14 @@ class IntegerTile(FloatTile):
         found = []
         for j in range(PARTS):
             x = self.bytes.load(at[0] + 4 * j)
-            found.append(b.bitcast(shuffle(b, self.operand(x), self.bytes.zero, taken), self.v.kind))
+            found.append(build.bitcast(shuffle(self.operand(x), self.bytes.zero, taken), self.v.kind))
         return found
 
     def operand(self, x):
         """Bytes of the source as the dot product takes them: unsigned, unless it is of signed bytes."""
-        return x if self.flip is None else opaque(self.b, x ^ self.flip)
+        return x if self.flip is None else opaque(x ^ self.flip)
 
     def joined(self, rows: list[Any]) -> list[Any]:
         """The parts of vectors of the source, one a tap. Where there are fewer taps, weights are zero."""
         rows = [self.operand(x) for x in rows] + [self.bytes.zero] * (self.dot.channels - len(rows))
-        return interleaved(self.b, rows, self.dot.itemsize)
+        return interleaved(rows, self.dot.itemsize)

@@ -13,6 +13,7 @@ from llvmlite import ir
 
 from blockconv.core import target
 from blockconv.jit.ir import const, picked, shuffle
+from blockconv.jit.values import build
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.vectors import Vectors
@@ -23,8 +24,8 @@ from blockconv.kernels.depthwise.columns import Columns, Edge
 class RowsTile(FloatTile):
     """The code of one tile. Along the loop axis, the columns, nothing is read at run time but the weights' step."""
 
-    def __init__(self, builder, spec: DepthwiseTileSpec, run, columns: Columns) -> None:
-        super().__init__(builder, spec, run)
+    def __init__(self, spec: DepthwiseTileSpec, run, columns: Columns) -> None:
+        super().__init__(spec, run)
         self.columns, self.src = columns, Loader(self.v, spec, run, [None]).v
         self.out = self.out._replace(dst_row=const(columns.dst_row))
 
@@ -35,12 +36,12 @@ class RowsTile(FloatTile):
 
     def finished(self) -> list[Any]:
         """The accumulators, in the order of the outputs."""
-        lanes, columns, b = self.spec.lanes, self.columns, self.b
+        lanes, columns = self.spec.lanes, self.columns
         if lanes > columns.unit > 0:
             order = [columns.unit_lane(lanes, k) for k in range(lanes)]
             for slot in self.accs:
-                value = b.load(slot)
-                b.store(shuffle(b, value, value, order), slot)
+                value = build.load(slot)
+                build.store(shuffle(value, value, order), slot)
         return self.accs
 
     def reduce(self, variant) -> None:
@@ -49,7 +50,7 @@ class RowsTile(FloatTile):
 
     def reduce_taps(self, edge: Edge, taps: list[int]) -> None:
         """These taps of the loop axis. Each row's vectors are multiplied into all outputs that read them."""
-        b, spec, (begin, end), readers = self.b, self.spec, edge, self.spec.readers
+        spec, (begin, end), readers = self.spec, edge, self.spec.readers
         columns = self.columns
         weights = {
             (tap, t): self.weight(self.run.wei + (t * columns.taps + tap) * columns.tap)
@@ -64,7 +65,7 @@ class RowsTile(FloatTile):
                     x = self.vector(row, tap, q) if inside else self.v.zero
                     for p, t in readers[position]:
                         slot = self.accs[spec.accumulator(q, p)]
-                        b.store(self.v.multiply_add(x, weights[tap, t], b.load(slot)), slot)
+                        build.store(self.v.multiply_add(x, weights[tap, t], build.load(slot)), slot)
 
     def vector(self, row: SourceRow, tap: int, q: int):
         """The source of output vector `q` at a tap of a row, in the type of the computation."""
@@ -122,7 +123,7 @@ class SourceRow:
         for output in range(lanes):
             number, inside = divmod(output, pixel)
             taken[columns.unit_lane(lanes, output)] = (2 * number + phase) * pixel + inside
-        return shuffle(self.v.b, self.pairs[begin], self.pairs[begin + lanes], taken)
+        return shuffle(self.pairs[begin], self.pairs[begin + lanes], taken)
 
     def phase(self, phase: int, k: int) -> RowPart:
         """Vector `k` of these pixels, which is shuffled from the row's once."""
@@ -168,7 +169,7 @@ class SourceRow:
             found[None] = len(vectors) * lanes
             vectors.append(self.v.zero)
         at = [found.get(element, lane) for lane, element in enumerate(wanted)]
-        return picked(self.v.b, self.v.kind, at, vectors.__getitem__)
+        return picked(self.v.kind, at, vectors.__getitem__)
 
     def at(self, element: int):
         return self.address + element * self.v.itemsize if element else self.address

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from blockconv.core import target
 from blockconv.jit.ir import picked, shuffle
+from blockconv.jit.values import build
 from blockconv.kernels.common.epilogue import TileEpilogue
 from blockconv.kernels.common.requantize import EpilogueArguments, quantized_parts
 from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes, unpacked_order
@@ -17,14 +18,14 @@ from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.columns import Columns
 
 
-def finish_rows(builder, spec: DepthwiseTileSpec, columns: Columns, out, accs: list[Any]) -> None:
+def finish_rows(spec: DepthwiseTileSpec, columns: Columns, out, accs: list[Any]) -> None:
     """Store the accumulators, stack slots, in the order of the lanes."""
     full = out.valid >= spec.period
-    with builder.if_else(full, likely=True) as (whole, part):
+    with build.if_else(full, likely=True) as (whole, part):
         with whole:
-            _RowsEpilogue(builder, spec, columns, out, len(accs), masked=False).finish(accs)
+            _RowsEpilogue(spec, columns, out, len(accs), masked=False).finish(accs)
         with part:
-            _RowsEpilogue(builder, spec, columns, out, len(accs), masked=True).finish(accs)
+            _RowsEpilogue(spec, columns, out, len(accs), masked=True).finish(accs)
 
 
 class LaneExtent(NamedTuple):
@@ -38,15 +39,15 @@ class LaneExtent(NamedTuple):
 class _RowsEpilogue(TileEpilogue):
     """The code that finishes a tile. A unit is what one store writes."""
 
-    def __init__(self, builder, spec: DepthwiseTileSpec, columns: Columns, out, count: int, masked: bool) -> None:
+    def __init__(self, spec: DepthwiseTileSpec, columns: Columns, out, count: int, masked: bool) -> None:
         tile = spec.finished._replace(rows=1, pixels=1, vectors=count, unpacked=0, period=spec.period)
-        super().__init__(builder, tile._replace(store_width=tile.lanes), out, masked)
+        super().__init__(tile._replace(store_width=tile.lanes), out, masked)
         self.columns, self.rows, lanes = columns, spec.unrolled, tile.lanes
         # Bytes of four vectors where one instruction permutes them, else those within which it does.
         if self.args:
-            self.args = EpilogueArguments.load(builder, out.activation, held=True)
+            self.args = EpilogueArguments.load(out.activation, held=True)
             lanes = PARTS * lanes if permutes_bytes(target.isa()) else UNIT
-        self.stored = self.unit = Vectors(builder, self.stored.type, lanes)
+        self.stored = self.unit = Vectors(self.stored.type, lanes)
         self.is_dense = columns.dst_row == columns.dst * self.unit.itemsize
         self.extents = self.extents_of(columns.row_lanes(tile.lanes))
 
@@ -81,7 +82,7 @@ class _RowsEpilogue(TileEpilogue):
             parts = [values[min(k + j, len(values) - 1)] for j in range(PARTS)]
             made = quantized_parts(self.v, self.args, parts, *self.how)
             for first in range(0, len(order), self.unit.lanes):
-                found.append(shuffle(self.b, made, made, list(order[first : first + self.unit.lanes])))
+                found.append(shuffle(made, made, list(order[first : first + self.unit.lanes])))
         return found
 
     def is_whole(self, extent: LaneExtent) -> bool:
@@ -109,13 +110,13 @@ class _RowsEpilogue(TileEpilogue):
         """These lanes of a unit first."""
         if taken == list(range(len(taken))):
             return value
-        return shuffle(self.b, value, value, taken + list(range(len(taken), self.unit.lanes)))
+        return shuffle(value, value, taken + list(range(len(taken), self.unit.lanes)))
 
     def last(self, values: list[Any]):
         """The last elements of the tile."""
         lanes = self.unit.lanes
         end = [(extent.unit, lane) for extent in self.extents for lane in extent.lanes][-lanes:]
-        return picked(self.b, self.unit.kind, [unit * lanes + lane for unit, lane in end], values.__getitem__)
+        return picked(self.unit.kind, [unit * lanes + lane for unit, lane in end], values.__getitem__)
 
     def load_vectors(self, base, row: int, first: int, count: int) -> list[Any]:
         """The residual, as vectors of as many lanes as accumulators have."""
@@ -125,6 +126,6 @@ class _RowsEpilogue(TileEpilogue):
             count = lanes if self.is_whole(extent) else len(extent.lanes)
             found = self.unit.load_lanes(self.at(base, extent.first), None, count, lanes)
             taken = [lanes + extent.lanes.index(k) if k in extent.lanes else k for k in range(lanes)]
-            units[extent.unit] = shuffle(self.b, units[extent.unit], found, taken)
+            units[extent.unit] = shuffle(units[extent.unit], found, taken)
         starts = [divmod(first, lanes) for first in range(0, self.tile.vectors * each, each)]
-        return [shuffle(self.b, units[k], units[k], list(range(at, at + each))) for k, at in starts]
+        return [shuffle(units[k], units[k], list(range(at, at + each))) for k, at in starts]

@@ -264,11 +264,11 @@ def _separator(lanes: int, columns: int, inner: int):
     """separate(dst, src, phase): of `columns` vectors of pixels, the first of each stride, the second, and so on."""
 
     @emitted
-    def separate(builder, dst, src, phase):
-        v = Vectors(builder, element("uint8"), lanes)
+    def separate(dst, src, phase):
+        v = Vectors(element("uint8"), lanes)
         parts = [v.load(src + j * lanes) for j in range(columns)]
         for j in range(columns):
-            v.store(chosen(builder, parts, inner, j), dst + phase * j)
+            v.store(chosen(parts, inner, j), dst + phase * j)
 
     return separate
 

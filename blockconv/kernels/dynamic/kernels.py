@@ -8,6 +8,7 @@ from blockconv import jit
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, address, in_elements, word
 from blockconv.jit.ir import emitted, load_bits, load_f, load_i64, store_bits, store_f, store_i64
+from blockconv.jit.values import build
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.requantize import FLOAT32, EpilogueArguments, QuantizationArguments, float_of
@@ -30,12 +31,12 @@ class DynamicArgs(Operands):
 
 
 @emitted
-def write_range(builder, lanes: int, src, count, dst) -> None:
+def write_range(lanes: int, src, count, dst) -> None:
     """Write the least and the greatest of `count` float32, and of 0; a NaN is neither."""
-    b, v = builder, float_of(builder, lanes)
+    v = float_of(lanes)
 
     def smaller(x, y):
-        return b.select(x < y, x, y)
+        return build.select(x < y, x, y)
 
     ends = [(v.slots(UNROLL, v.zero), combine) for combine in (smaller, v.larger)]
 

@@ -15,7 +15,7 @@ from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, GRADIENTS, NUMBERS
 from blockconv.core.element_problem import ElementKind
 from blockconv.core.types import BITS, SIGNED, ElementType, element
 from blockconv.jit.ir import I32, I64, call_llvm, const, counted, emitted, pointer
-from blockconv.jit.values import alloca_once, binary
+from blockconv.jit.values import alloca_once, binary, build
 from blockconv.kernels.common.activation import ActivationArguments
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.requantize import QuantizationArguments
@@ -98,14 +98,14 @@ class Extents(NamedTuple):
 class _Side:
     """Code over the elements of the destination or of an operand: in memory, and as they are computed with."""
 
-    def __init__(self, builder, form: EltwiseForm, type: ElementType, place: Place, quantization) -> None:
+    def __init__(self, form: EltwiseForm, type: ElementType, place: Place, quantization) -> None:
         is_converted = form.computed(type) != type
-        self.v = Floats(builder, type, form.lanes, quantization) if is_converted else Vectors(builder, type, form.lanes)
+        self.v = Floats(type, form.lanes, quantization) if is_converted else Vectors(type, form.lanes)
         self.memory, self.place, self.begin = self.v.memory, place, place.at
         self.padding = self.memory.zero if type.is_half else None
         if not type.is_float:
-            zero_point = QuantizationArguments.load(builder, quantization).zero_point
-            cut = zero_point if type.itemsize == 8 else builder.trunc(zero_point, self.memory.element)
+            zero_point = QuantizationArguments.load(quantization).zero_point
+            cut = zero_point if type.itemsize == 8 else build.trunc(zero_point, self.memory.element)
             self.padding = self.memory.splat(cut)
 
     def go(self, row) -> None:
@@ -129,12 +129,12 @@ class _Side:
         v = self.memory
         if self.padding is None:
             return v.with_zero_bits(x, mask)
-        bits = v.b.load(pointer(v.b, mask, v.kind), align=1)
-        return v.b.select(v.b.icmp_signed("!=", bits, v.zero), x, self.padding)
+        bits = build.load(pointer(mask, v.kind), align=1)
+        return build.select(build.icmp_signed("!=", bits, v.zero), x, self.padding)
 
 
 @emitted
-def eltwise_extents(builder, form: EltwiseForm, masked: int, x: Extents) -> None:
+def eltwise_extents(form: EltwiseForm, masked: int, x: Extents) -> None:
     """dst = act(op(operands)) over `Extents`. masked: the result is zero, or its zero point, by the mask."""
     ways, types = (form.first, form.second, form.third), (form.dst, *form.operands)
     unroll = 2 if masked or form.act >= ActivationKind.OTHER else AT_ONCE
@@ -143,10 +143,10 @@ def eltwise_extents(builder, form: EltwiseForm, masked: int, x: Extents) -> None
         place, quantization = (
             first + k * block.nbytes for first, block in ((x.places, Place), (x.quantizations, QuantizationArguments))
         )
-        sides.append(_Side(builder, form, type, Place.load(builder, place), quantization))
+        sides.append(_Side(form, type, Place.load(place), quantization))
     dst, *operands = sides
-    turns = alloca_once(builder, I64)  # the element of a period that the next vector begins with
-    with counted(builder, x.rows) as row:
+    turns = alloca_once(I64)  # the element of a period that the next vector begins with
+    with counted(x.rows) as row:
         for side in sides:
             side.go(row)
         reads = [side.read(way) for side, way in zip(operands, ways, strict=False)]
@@ -157,7 +157,7 @@ def eltwise_extents(builder, form: EltwiseForm, masked: int, x: Extents) -> None
             if k is None or k == unroll - 1:
                 step = const(form.lanes * (unroll if k else 1))
                 end, anew = first + step, first + (step - x.period)
-                turns.held = builder.select(anew < 0, end, anew)
+                turns.held = build.select(anew < 0, end, anew)
             given = [read(index, turn, mask) for read in reads]
             value = dst.v.rounded(last(_result(form.op, operands[-1].v.computed, dst.v.computed, given)))
             value = dst.masked(value, dst.at(x.mask, turn)) if masked else value
@@ -165,7 +165,7 @@ def eltwise_extents(builder, form: EltwiseForm, masked: int, x: Extents) -> None
 
         for last in _lasts(dst, form, x):
             turns.held = const(0)
-            Vectors(builder, element("uint8"), form.lanes).each(x.size, functools.partial(vector, last), unroll)
+            Vectors(element("uint8"), form.lanes).each(x.size, functools.partial(vector, last), unroll)
 
 
 # ---------------------------------------------------------------- expressions
@@ -173,34 +173,34 @@ def eltwise_extents(builder, form: EltwiseForm, masked: int, x: Extents) -> None
 
 def _result(op: str, v: Vectors, made: Vectors, given: list[Any]):
     """The vector of results, of `made`. v: code over the operands."""
-    b, type, (x, *others) = v.b, v.type, given
+    type, (x, *others) = v.type, given
     if op in ("activation", "lookup"):
         return x
     if op == "affine":
         return x * others[0] + others[1]
     if op == "where":
-        return b.select(_is_true(b, x), *others)
+        return build.select(_is_true(x), *others)
     if op == "convert":
         return converted(v, made, x)
     (y,) = others
     if op.endswith("_gradient"):
         return GRADIENTS[op.removesuffix("_gradient")].code(v, x, y)  # type: ignore[misc]
     if op in COMPARED:
-        return b.zext(v.compared(COMPARED[op], x, y), made.kind)
+        return build.zext(v.compared(COMPARED[op], x, y), made.kind)
     if op in ("max", "min"):
         return v.extreme(">" if op == "max" else "<", x, y)
     if op in ("div", "mod") and not type.is_float:
         return _divided(op, v, x, y)
     if op in ("pow", "fmod", "atan2"):  # of the C library
         return v.each_lane(op + "f" * (v.itemsize == 4), x, y)
-    return binary(b, {"div": "truediv", "and": "and_", "or": "or_"}.get(op, op), x, y)
+    return binary({"div": "truediv", "and": "and_", "or": "or_"}.get(op, op), x, y)
 
 
-def _is_true(b, x):
+def _is_true(x):
     """Whether elements are not zero; a NaN is not."""
     zero = x.type(None)
     is_float = isinstance(x.type.element, (ir.FloatType, ir.DoubleType))
-    return b.fcmp_unordered("!=", x, zero) if is_float else b.icmp_signed("!=", x, zero)
+    return build.fcmp_unordered("!=", x, zero) if is_float else build.icmp_signed("!=", x, zero)
 
 
 def _divided(op: str, v: Vectors, x, y):
@@ -208,41 +208,41 @@ def _divided(op: str, v: Vectors, x, y):
 
     A processor stops at a division by zero, and of the least integer by -1, so neither is made.
     """
-    b, one, none = v.b, v.c(1), v.zero
-    by_zero = b.icmp_signed("==", y, none)
-    safe = b.select(by_zero, one, y)
+    one, none = v.c(1), v.zero
+    by_zero = build.icmp_signed("==", y, none)
+    safe = build.select(by_zero, one, y)
     if v.type.kind != SIGNED:
-        found = b.udiv(x, safe) if op == "div" else b.urem(x, safe)
-        return b.select(by_zero, none, found)
-    turned = b.icmp_signed("==", y, v.c(-1))
-    safe = b.select(turned, one, safe)
+        found = build.udiv(x, safe) if op == "div" else build.urem(x, safe)
+        return build.select(by_zero, none, found)
+    turned = build.icmp_signed("==", y, v.c(-1))
+    safe = build.select(turned, one, safe)
     if op == "div":
-        quotient = b.select(turned, none - x, b.sdiv(x, safe))
-        return b.select(by_zero, none, quotient)
-    rest = b.srem(x, safe)
+        quotient = build.select(turned, none - x, build.sdiv(x, safe))
+        return build.select(by_zero, none, quotient)
+    rest = build.srem(x, safe)
     other_sign = rest ^ y < none
-    rest = b.select(b.icmp_signed("!=", rest, none) & other_sign, rest + y, rest)
-    return b.select(by_zero | turned, none, rest)
+    rest = build.select(build.icmp_signed("!=", rest, none) & other_sign, rest + y, rest)
+    return build.select(by_zero | turned, none, rest)
 
 
 def converted(v: Vectors, made: Vectors, x):
     """Elements converted to another type. Floats beyond an integer's bounds become the bound; a NaN becomes 0."""
-    b, src, dst = v.b, v.type, made.type
+    src, dst = v.type, made.type
     if dst.kind == BITS:  # booleans
-        return b.zext(_is_true(b, x), made.kind)
+        return build.zext(_is_true(x), made.kind)
     signed = (src if dst.is_float else dst).kind == SIGNED
     if src.is_float and not dst.is_float:
         name = f"llvm.fpto{'s' if signed else 'u'}i.sat.{made.suffix()}.{v.suffix()}"
-        return call_llvm(b, name, made.kind, [x])
+        return call_llvm(name, made.kind, [x])
     if dst.is_float and not src.is_float:
-        return (b.sitofp if signed else b.uitofp)(x, made.kind)
+        return (build.sitofp if signed else build.uitofp)(x, made.kind)
     if src.itemsize == dst.itemsize:
         return x
     if src.is_float:
-        return (b.fpext if dst.itemsize > src.itemsize else b.fptrunc)(x, made.kind)
+        return (build.fpext if dst.itemsize > src.itemsize else build.fptrunc)(x, made.kind)
     if src.itemsize > dst.itemsize:
-        return b.trunc(x, made.kind)
-    return (b.sext if src.kind == SIGNED else b.zext)(x, made.kind)
+        return build.trunc(x, made.kind)
+    return (build.sext if src.kind == SIGNED else build.zext)(x, made.kind)
 
 
 def _lasts(dst: _Side, form: EltwiseForm, x: Extents) -> Iterator[Callable[[Any], Any]]:
@@ -253,9 +253,9 @@ def _lasts(dst: _Side, form: EltwiseForm, x: Extents) -> Iterator[Callable[[Any]
     elif form.act == ActivationKind.NONE:
         yield lambda x: x
     else:
-        given = ActivationArguments.load(v.b, x.activation, held=True)
-        doubles = [v.b.bitcast(bits, ir.DoubleType()) for bits in (given.first, given.second)]
-        parameters = [v.b.fptrunc(x, v.element) for x in doubles]
+        given = ActivationArguments.load(x.activation, held=True)
+        doubles = [build.bitcast(bits, ir.DoubleType()) for bits in (given.first, given.second)]
+        parameters = [build.fptrunc(x, v.element) for x in doubles]
         if form.act == ActivationKind.CLIP:
             low, high = map(v.splat, parameters)
             yield lambda x: v.clip(x, low, high)
@@ -263,7 +263,7 @@ def _lasts(dst: _Side, form: EltwiseForm, x: Extents) -> Iterator[Callable[[Any]
             table = FUNCTIONS if form.act == ActivationKind.FUNCTION else ACTIVATIONS
             for name, definition in table.items():
                 if definition.code is not None:
-                    with v.b.if_then(v.b.icmp_signed("==", given.number, const(NUMBERS[name]))):
+                    with build.if_then(build.icmp_signed("==", given.number, const(NUMBERS[name]))):
                         yield lambda x, d=definition: d.code(v, x, *parameters[: len(d.parameters)])  # type: ignore[misc]
 
 
@@ -273,15 +273,15 @@ def _lookup(v: Vectors, table) -> Callable[[Any], Any]:
     With VBMI two permutations name 128 each. A shuffle names 16. The eight shuffles of a half are chained: each holds
     its bytes xor the bytes of the shuffle before, and changes only results whose index is not below its first byte.
     """
-    b, isa = v.b, target.isa()
+    isa = target.isa()
     if isa.vbmi:
         parts = [v.load(table + k) for k in range(0, 256, v.bytes)]
         name = f"llvm.x86.avx512.vpermi2var.qi.{8 * v.bytes}"
         halves = [(parts[k], parts[k + 1]) for k in (0, 2)]
 
         def permuted(x):
-            low, high = (call_llvm(b, name, v.kind, [first, x, second]) for first, second in halves)
-            return b.select(x < v.zero, high, low)
+            low, high = (call_llvm(name, v.kind, [first, x, second]) for first, second in halves)
+            return build.select(x < v.zero, high, low)
 
         return permuted
     if not isa.ssse3:
@@ -294,8 +294,8 @@ def _lookup(v: Vectors, table) -> Callable[[Any], Any]:
         for half in (steps[:8], steps[8:]):
             at = x if half[0] is steps[0] else x ^ -128
             for step in half:
-                found = found ^ shuffled_bytes(b, step, at)
-                at = call_llvm(b, f"llvm.ssub.sat.{v.suffix()}", v.kind, [at, v.c(16)])
+                found = found ^ shuffled_bytes(step, at)
+                at = call_llvm(f"llvm.ssub.sat.{v.suffix()}", v.kind, [at, v.c(16)])
         return found
 
     return shuffled
@@ -305,6 +305,6 @@ def _looked_up_one_by_one(v: Vectors, table, x):
     found = v.kind(ir.Undefined)
     for lane in range(v.lanes):
         at = I32(lane)
-        named = table + v.b.zext(v.b.extract_element(x, at), I64)
-        found = v.b.insert_element(found, v.b.load(pointer(v.b, named, v.element)), at)
+        named = table + build.zext(build.extract_element(x, at), I64)
+        found = build.insert_element(found, build.load(pointer(named, v.element)), at)
     return found

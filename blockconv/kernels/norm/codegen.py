@@ -17,6 +17,7 @@ from llvmlite import ir
 from blockconv.core.python import zipped
 from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import call_llvm, const, counted, emitted, opaque, pointer, shuffle
+from blockconv.jit.values import build
 from blockconv.kernels.common.axis_walk import ALONG, At, AxisRun, AxisWalk
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
@@ -86,12 +87,12 @@ class _Channels:
 
     def __init__(self, v: Floats, s: Span, period: int, wide: bool, bounded: bool, offset, mask) -> None:
         self.v, self.s, self.period, self.mask = v, s, period, mask
-        b, double = v.b, ir.DoubleType()
-        self.channel = const(0) if period else b.sdiv(offset, const(v.itemsize))
-        self.totals = Vectors(b, element("float64") if wide else v.type, period or v.lanes)
+        double = ir.DoubleType()
+        self.channel = const(0) if period else build.sdiv(offset, const(v.itemsize))
+        self.totals = Vectors(element("float64") if wide else v.type, period or v.lanes)
         mean, slope, shift = (self.term(which) for which in (MEANS, SLOPES, SHIFTS))
         self.mean, self.line = mean, lambda x: (x - mean) * slope + shift
-        found = (b.load(pointer(b, s.bounds + at, double), align=8) for at in (0, 8) if bounded)
+        found = (build.load(pointer(s.bounds + at, double), align=8) for at in (0, 8) if bounded)
         self.bounds = [*map(v.splat_float64, found)]
 
     def term(self, which: int):
@@ -102,38 +103,36 @@ class _Channels:
 
     def add_to_total(self, which: int, value) -> None:
         """Add a vector to a total."""
-        v, b, totals = self.v, self.v.b, self.totals
+        v, totals = self.v, self.totals
         if self.period:
             value = v.fold(value, period=self.period)
-            value = shuffle(b, value, value, list(range(self.period)))
+            value = shuffle(value, value, list(range(self.period)))
         at = _array(totals, self.s.totals, self.s.room, which) + self.channel * totals.itemsize
-        totals.store(totals.load(at, self.mask) + b.fpext(value, totals.kind), at, self.mask)
+        totals.store(totals.load(at, self.mask) + build.fpext(value, totals.kind), at, self.mask)
 
     def gradient(self, x, at, mask: Any | None):
         """The gradient of the output; 0 where the output reached a bound, unless it is NaN.
 
         Behind a fence, or LLVM makes a masked load of it, which waits for the output.
         """
-        b, v, grad = self.v.b, self.v, self.v.load(self.s.grad + at, mask)
+        v, grad = self.v, self.v.load(self.s.grad + at, mask)
         if not self.bounds:
             return grad
         y, (low, high) = self.line(x), self.bounds
-        inside = b.fcmp_unordered(">", y, low) & b.fcmp_unordered("<", y, high)
-        grad = call_llvm(b, f"llvm.arithmetic.fence.{v.computed.suffix()}", grad.type, [grad])
-        return b.select(inside, grad, v.zero)
+        inside = build.fcmp_unordered(">", y, low) & build.fcmp_unordered("<", y, high)
+        grad = call_llvm(f"llvm.arithmetic.fence.{v.computed.suffix()}", grad.type, [grad])
+        return build.select(inside, grad, v.zero)
 
 
 @emitted
-def span_sums(
-    builder, kind: ElementType, lanes: int, period: int, what: str, wide: bool, bounded: bool, s: Span
-) -> None:
+def span_sums(kind: ElementType, lanes: int, period: int, what: str, wide: bool, bounded: bool, s: Span) -> None:
     """Add a span's sums over pixels to the totals of each channel.
 
     what: "elements"; "squares" of their differences from their means; "moments", of these differences and of their
     squares; "products", of the gradient and of its products with the differences.
     wide: totals are float64. bounded: a gradient counts as 0 where the output is not between its bounds.
     """
-    b, v = builder, Floats(builder, kind, lanes)
+    v = Floats(kind, lanes)
 
     def column(offset, mask: Any | None) -> tuple[Any, Any]:
         channels = _Channels(v, s, period, wide, bounded, offset, mask)
@@ -149,7 +148,7 @@ def span_sums(
                 grad = channels.gradient(x, at, mask)
                 values = [grad, grad * apart]
             for slots, value in zipped(sums, values):
-                exists = value if mask is None else b.select(mask, value, v.zero)
+                exists = value if mask is None else build.select(mask, value, v.zero)
                 slots[k].held += exists
 
         def finish() -> None:
@@ -171,8 +170,8 @@ def span_results(
     """
 
     @emitted
-    def write(builder, s: Span) -> None:
-        b, v = builder, Floats(builder, kind, lanes)
+    def write(s: Span) -> None:
+        v = Floats(kind, lanes)
 
         def column(offset, mask: Any | None) -> tuple[Any, Any]:
             channels = _Channels(v, s, period, False, bounded, offset, mask)
@@ -188,7 +187,7 @@ def span_results(
 
             def step(at, mask: Any | None, k: int = 0) -> None:
                 y = result(v.load(s.src + at, mask), at, mask)
-                v.store(y if exist is None else b.select(exist, y, v.zero), s.dst + at, mask)
+                v.store(y if exist is None else build.select(exist, y, v.zero), s.dst + at, mask)
 
             return step, lambda: None
 
@@ -203,7 +202,6 @@ def each_column(v: Floats, s, period: int, width, body: Callable[[Any, Any], tup
     s: `pixels` and `stride` of a span. period: as of `span_sums`; all channels are one vector then. step's k is which
     of `UNROLL` accumulators it may add to.
     """
-    b = v.b
     if period:
         step, finish = body(const(0), None)
         v.each(s.pixels * period, lambda at, mask, k=0: step(at, mask, k), UNROLL)
@@ -221,18 +219,18 @@ def each_column(v: Floats, s, period: int, width, body: Callable[[Any, Any], tup
                     step(offset + at, mask, k)
                 at = at + stride
 
-        groups = b.sdiv(s.pixels, const(unroll))
-        with counted(b, groups) as n:
-            pixels(n * unroll, unroll, opaque(b, s.stride))
+        groups = build.sdiv(s.pixels, const(unroll))
+        with counted(groups) as n:
+            pixels(n * unroll, unroll, opaque(s.stride))
         done = groups * unroll
-        with counted(b, s.pixels - done) as n:
+        with counted(s.pixels - done) as n:
             pixels(done + n, 1, s.stride)
         for _, finish in bodies:
             finish()
 
     # Neighbouring columns at a time: memory is fetched by more than a line.
-    blocks = b.sdiv(width, const(UNROLL * v.lanes))
-    with counted(b, blocks) as n:
+    blocks = build.sdiv(width, const(UNROLL * v.lanes))
+    with counted(blocks) as n:
         first = n * (UNROLL * v.bytes)
         columns([first + k * v.bytes for k in range(UNROLL)], None)
     first, rest = blocks * (UNROLL * v.bytes), width - blocks * (UNROLL * v.lanes)
@@ -240,10 +238,10 @@ def each_column(v: Floats, s, period: int, width, body: Callable[[Any, Any], tup
 
 
 @contextlib.contextmanager
-def _each_group(builder, kind: ElementType, lanes: int, a, u: Groups) -> Iterator[tuple[AxisWalk, Callable[..., Any]]]:
+def _each_group(kind: ElementType, lanes: int, a, u: Groups) -> Iterator[tuple[AxisWalk, Callable[..., Any]]]:
     """For each group the walk over its channels, and where(array, which): its part of the array number `which`."""
-    v = Floats(builder, kind.computed, lanes)
-    with counted(builder, u.groups) as n:
+    v = Floats(kind.computed, lanes)
+    with counted(u.groups) as n:
         run = AxisRun(*[const(0)] * len(AxisRun._fields))._replace(size=a.group, number=u.number + n)
         yield AxisWalk((v, v), run, ALONG), lambda array, which=0: array + (a.room * which + n * a.group) * v.itemsize
 
@@ -255,9 +253,9 @@ def _total(w: AxisWalk, array):
 
 def kept_inverse(w: AxisWalk, a, mean, squares):
     """1 / sqrt(variance + epsilon), of the sum of the squares. It and the mean are kept, if that is wanted."""
-    b, v = w.b, w.v
+    v = w.v
     inverse = 1.0 / v.sqrt(squares * v.splat_float64(a.share) + v.splat_float64(a.epsilon))
-    with b.if_then(b.icmp_signed("!=", a.mean, const(0))):
+    with build.if_then(build.icmp_signed("!=", a.mean, const(0))):
         w.put_statistic(mean, a.mean)
         w.put_statistic(inverse, a.inverse)
     return inverse
@@ -274,17 +272,17 @@ def gradient_line(w: AxisWalk, a, inverse, totals: list[Any]) -> tuple[Any, Any]
 
 
 @emitted
-def group_means(builder, kind: ElementType, lanes: int, kept: bool, a, u: Groups) -> None:
+def group_means(kind: ElementType, lanes: int, kept: bool, a, u: Groups) -> None:
     """Write the mean of each group for its channels: of their sums, or as it was kept."""
-    with _each_group(builder, kind, lanes, a, u) as (w, where):
+    with _each_group(kind, lanes, a, u) as (w, where):
         mean = w.statistic(a.mean) if kept else _total(w, where(u.totals)) * w.v.splat_float64(a.share)
         w.each(lambda at: w.put_parameter(mean, where(u.totals, TOTALS + MEANS), at))
 
 
 @emitted
-def group_terms(builder, kind: ElementType, lanes: int, a, u: Groups) -> None:
+def group_terms(kind: ElementType, lanes: int, a, u: Groups) -> None:
     """Write scale / sqrt(variance + epsilon), and the bias, of each channel; sums are of squares then."""
-    with _each_group(builder, kind, lanes, a, u) as (w, where):
+    with _each_group(kind, lanes, a, u) as (w, where):
         mean, first = w.v.broadcast(where(u.totals, TOTALS + MEANS)), u.start * w.own_step
         inverse = kept_inverse(w, a, mean, _total(w, where(u.totals)))
 
@@ -297,9 +295,9 @@ def group_terms(builder, kind: ElementType, lanes: int, a, u: Groups) -> None:
 
 
 @emitted
-def group_gradients(builder, kind: ElementType, lanes: int, a, u: Groups, parts) -> None:
+def group_gradients(kind: ElementType, lanes: int, a, u: Groups, parts) -> None:
     """Write the terms of a gradient, of its sums and products; `parts` are the gradients of bias and scale."""
-    with _each_group(builder, kind, lanes, a, u) as (w, where):
+    with _each_group(kind, lanes, a, u) as (w, where):
         inverse, scale = w.statistic(a.inverse), where(a.scale + u.start * w.own_step)
 
         def summands(at: At) -> list[Any]:
@@ -319,15 +317,15 @@ def group_gradients(builder, kind: ElementType, lanes: int, a, u: Groups, parts)
 
 
 @emitted
-def sum_parts(builder, kind: ElementType, lanes: int, parts, stride, splits, dst, count) -> None:
+def sum_parts(kind: ElementType, lanes: int, parts, stride, splits, dst, count) -> None:
     """Write the sums, by float64, of `count` neighbouring numbers of all splits, which are `stride` bytes apart."""
-    b, v, wide = builder, Vectors(builder, kind.computed, lanes), Vectors(builder, element("float64"), lanes)
+    v, wide = Vectors(kind.computed, lanes), Vectors(element("float64"), lanes)
 
     def vector(offset, mask: Any | None) -> None:
         (total,) = wide.slots(1, wide.zero)
-        with counted(b, splits) as n:
+        with counted(splits) as n:
             part = v.load(parts + n * stride + offset, mask)
-            total.held += b.fpext(part, wide.kind)
-        v.store(b.fptrunc(total.held, v.kind), dst + offset, mask)
+            total.held += build.fpext(part, wide.kind)
+        v.store(build.fptrunc(total.held, v.kind), dst + offset, mask)
 
     v.each(count, vector)

@@ -213,7 +213,7 @@ def layer_norm(kind: ElementType, lanes, direction, centred):
     """The mean, the mean square of the deviations, the results. centred: 0: the mean counts as 0."""
 
     def body(w):
-        v, a = w.v, LayerNormArgs.load(w.b, w.run.args, held=True)
+        v, a = w.v, LayerNormArgs.load(w.run.args, held=True)
         mean = v.zero
 
         def apart(at):
@@ -238,7 +238,7 @@ def layer_norm_backward(kind: ElementType, lanes, direction):
     nbytes = kind.computed.itemsize
 
     def body(w):
-        v, run, a = w.v, w.run, LayerNormArgs.load(w.b, w.run.args, held=True)
+        v, run, a = w.v, w.run, LayerNormArgs.load(w.run.args, held=True)
         mean, inverse = w.statistic(a.mean), w.statistic(a.inverse)
         of_scale = run.own + a.room * nbytes
 

@@ -36,6 +36,7 @@ from blockconv.jit.ir import (
     splat,
     store_f,
 )
+from blockconv.jit.values import build
 from blockconv.kernels.common.floats import Floats, converter
 from blockconv.kernels.common.geometry import ChannelVector, Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
@@ -95,9 +96,9 @@ PAIR = 2  # neighbouring pixels that do, of maxima
 class _Sums(Floats):
     """The sums of so many neighbouring pixels, and vectors of each. whole: all lanes exist, not just `valid`."""
 
-    def __init__(self, builder, kind: ElementType, lanes: int, pixels: int, vectors: int, whole: bool, valid) -> None:
-        super().__init__(builder, kind, lanes)
-        self.indices = Vectors(builder, element("int64"), lanes)
+    def __init__(self, kind: ElementType, lanes: int, pixels: int, vectors: int, whole: bool, valid) -> None:
+        super().__init__(kind, lanes)
+        self.indices = Vectors(element("int64"), lanes)
         self.exist: Any = None if whole else self.computed.below(valid)
         self.sums = [self.computed.slots(vectors, self.computed.zero) for _ in range(pixels)]
 
@@ -106,7 +107,7 @@ class _Sums(Floats):
         factor = self.computed.splat_float64(share)
         for k, slot in enumerate(self.sums[0]):
             value = self.load(src + k * self.bytes, self.exist, 0.0) * factor
-            self.b.store(self.b.load(slot) + value, slot)
+            build.store(build.load(slot) + value, slot)
 
     def add_named(self, src, idx, position) -> None:
         """Add elements of maxima, to the pixel that their index names. position: of the first pixel."""
@@ -114,17 +115,17 @@ class _Sums(Floats):
             value = self.load(src + k * self.bytes, self.exist, 0.0)
             indices = self.indices.load(idx + k * self.indices.bytes, self.exist)
             for number, slots in enumerate(self.sums):
-                here = self.b.icmp_signed("==", indices, splat(self.b, position + number, self.lanes))
-                added = self.b.select(here, value, self.computed.zero)
-                self.b.store(self.b.load(slots[k]) + added, slots[k])
+                here = build.icmp_signed("==", indices, splat(position + number, self.lanes))
+                added = build.select(here, value, self.computed.zero)
+                build.store(build.load(slots[k]) + added, slots[k])
 
     def finish(self, dst, step, pixels, written) -> None:
         """Store the sums of the first `pixels` pixels, `step` bytes apart, and zeros in channels of padding."""
         mask = None if self.exist is None else self.computed.below(written)
         for number, slots in enumerate(self.sums):
-            with self.b.if_then(pixels > number) if number else nullcontext():
+            with build.if_then(pixels > number) if number else nullcontext():
                 for k, slot in enumerate(slots):
-                    self.store(self.b.load(slot), dst + number * step + k * self.bytes, mask)
+                    self.store(build.load(slot), dst + number * step + k * self.bytes, mask)
 
 
 floats, sums_of = (emitted(code, whole=True) for code in (Floats, _Sums))
@@ -325,71 +326,70 @@ class WindowRows(NamedTuple):
     nbytes: int
 
 
-def _summed(b, v: Floats, x: WindowRows, at=0, mask=None):
+def _summed(v: Floats, x: WindowRows, at=0, mask=None):
     """The sum of rows of windows, of a vector of columns."""
     (total,) = v.computed.slots(1, v.computed.zero)
-    with counted(b, x.summed) as row:
-        share = b.load(pointer(b, x.shares + row * SHARE, ir.DoubleType()))
+    with counted(x.summed) as row:
+        share = build.load(pointer(x.shares + row * SHARE, ir.DoubleType()))
         value = v.load(x.src + at + row * x.step, mask) * v.computed.splat_float64(share)
-        b.store(b.load(total) + value, total)
-    return b.load(total) * v.computed.load(x.factors + v.in_computed(at), mask)
+        build.store(build.load(total) + value, total)
+    return build.load(total) * v.computed.load(x.factors + v.in_computed(at), mask)
 
 
 @emitted
-def _sum_rows(b, v: Floats, x: WindowRows, dst) -> None:
+def _sum_rows(v: Floats, x: WindowRows, dst) -> None:
     """The sums of all columns of windows."""
-    v.each(x.windows, lambda at, mask: v.computed.store(_summed(b, v, x, at, mask), dst + v.in_computed(at), mask))
+    v.each(x.windows, lambda at, mask: v.computed.store(_summed(v, x, at, mask), dst + v.in_computed(at), mask))
 
 
 @emitted
-def _write_row(b, v: Floats, dst, sums, table, slots, cols) -> None:
+def _write_row(v: Floats, dst, sums, table, slots, cols) -> None:
     """Write a row: each vector of columns is the sum of `slots` permutations of sums, as a table says."""
     c = v.computed
     bytes_of_slot = const(8 + 2 * c.bytes)
 
     def body(at, mask) -> None:
         (total,) = c.slots(1, c.zero)
-        first = b.udiv(at, const(v.bytes)) * slots * bytes_of_slot
-        with counted(b, slots) as slot:
+        first = build.udiv(at, const(v.bytes)) * slots * bytes_of_slot
+        with counted(slots) as slot:
             entry = table + (first + slot * bytes_of_slot)
-            start = b.load(pointer(b, entry, I64))
+            start = build.load(pointer(entry, I64))
             found = c.permuted(c.load(sums + start), entry + 8)
-            b.store(b.load(total) + c.with_zero_bits(found, entry + (8 + c.bytes)), total)
-        v.store(b.load(total), dst + at, mask)
+            build.store(build.load(total) + c.with_zero_bits(found, entry + (8 + c.bytes)), total)
+        v.store(build.load(total), dst + at, mask)
 
     v.each(cols, body)
 
 
 @emitted
-def _repeat_sums(b, v: Floats, columns: int, x: WindowRows) -> None:
+def _repeat_sums(v: Floats, columns: int, x: WindowRows) -> None:
     """Write rows: each window's sum in all its columns."""
 
     def body(at, mask) -> None:
-        value = _summed(b, v, x, at, mask)
+        value = _summed(v, x, at, mask)
         parts = [
-            shuffle(b, value, value, [(k * v.lanes + lane) // columns for lane in range(v.lanes)])
-            for k in range(columns)
+            shuffle(value, value, [(k * v.lanes + lane) // columns for lane in range(v.lanes)]) for k in range(columns)
         ]
         to, left = x.dst + at * columns, x.nbytes - at * columns
         whole = left >= columns * v.bytes
-        with counted(b, x.alike) as row:
+        with counted(x.alike) as row:
             begin = to + row * x.row
-            with b.if_else(whole) as (all_lanes, some):
+            with build.if_else(whole) as (all_lanes, some):
                 with all_lanes:
                     for k, part in enumerate(parts):
                         v.store(part, begin + k * v.bytes)
                 with some:
                     for k, part in enumerate(parts):
-                        v.store_below(part, begin + k * v.bytes, b.sdiv(left - k * v.bytes, const(v.itemsize)))
+                        v.store_below(part, begin + k * v.bytes, build.sdiv(left - k * v.bytes, const(v.itemsize)))
 
     v.each(x.windows, body)
 
 
 @emitted
-def _fill_row(b, v: Floats, one: Floats, x: WindowRows) -> None:
+def _fill_row(v: Floats, one: Floats, x: WindowRows) -> None:
     """Write the sum of the only window in all columns."""
-    value = v.computed.splat(b.extract_element(_summed(b, one, x), ir.Constant(I32, 0)))
-    v.each(b.sdiv(x.nbytes, const(v.itemsize)), lambda at, mask: v.store(value, x.dst + at, mask))
+    value = v.computed.splat(build.extract_element(_summed(one, x), ir.Constant(I32, 0)))
+    v.each(build.sdiv(x.nbytes, const(v.itemsize)), lambda at, mask: v.store(value, x.dst + at, mask))
 
 
 def _write_rows(a, v, one, x, scratch, itemsize, size):

@@ -10,13 +10,7 @@ from blockconv.core.types import FLOATS
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, channel_vectors
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import chunk_of
-from blockconv.kernels.pool.backward import (
-    ALL,
-    PoolBackwardArgs,
-    pool_backward,
-    pool_scatter,
-    pool_spread,
-)
+from blockconv.kernels.pool.backward import ALL, PoolBackwardArgs, pool_backward, pool_scatter, pool_spread
 from blockconv.kernels.pool.blocking import Windows, windows
 from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Launch

@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from blockconv.core.types import element
 from blockconv.jit.ir import I32, I64, const, emitted, picked, pointer, shuffle, splat
-from blockconv.jit.values import truth
+from blockconv.jit.values import build, truth
 from blockconv.kernels.common.vectors import Vectors, lanes_inside
 from blockconv.kernels.pool.reduction import Reducer
 
@@ -83,7 +83,7 @@ class PoolTile:
 
 
 @emitted
-def reduce_tile(b, e: Reducer, tile: PoolTile, border: bool, rows: int, run: PoolRun) -> None:
+def reduce_tile(e: Reducer, tile: PoolTile, border: bool, rows: int, run: PoolRun) -> None:
     """A tile: the windows' rows are reduced into vectors of columns, then the columns of each window.
 
     Each column is loaded once, whatever the number of windows that it is in. Constant shuffles pick columns from
@@ -100,22 +100,22 @@ def reduce_tile(b, e: Reducer, tile: PoolTile, border: bool, rows: int, run: Poo
     inside = {}
     for c in columns if border else ():
         if is_wide:
-            inside[c] = b.icmp_unsigned("<", run.column + c, run.width)
+            inside[c] = build.icmp_unsigned("<", run.column + c, run.width)
         elif c < tile.left or c >= span - tile.right:
-            inside[c] = lanes_inside(b, lanes, run.column, run.width, c * lanes)
+            inside[c] = lanes_inside(lanes, run.column, run.width, c * lanes)
 
     def read(row, v: int):
         c = columns[v]
         at = e.after(run.src + row * run.row_step, c, run.step)
         if is_wide:
-            return e.read(b.select(inside[c], at, run.edge) if border else at)
+            return e.read(build.select(inside[c], at, run.edge) if border else at)
         return e.read(at, inside.get(c))
 
     def compute() -> _Vectors:
         reduced = dict(zip(columns, e.reduced(len(columns), rows, run.rows, read), strict=True))
         values = []
         for taps in windows:
-            found = (picked(b, e.kind, elements, reduced.__getitem__) for elements in taps)
+            found = (picked(e.kind, elements, reduced.__getitem__) for elements in taps)
             values.append(functools.reduce(e.combine, found))
         return values
 
@@ -152,7 +152,7 @@ def reduce_window(e, vectors, unroll, run, cols, last):
 
 
 @emitted
-def for_columns(b, e: Reducer, slots: _Vectors, vectors: int, at, step, last) -> None:
+def for_columns(e: Reducer, slots: _Vectors, vectors: int, at, step, last) -> None:
     """Reduce the vectors of neighbouring columns into slots, one for each. last: bytes to a column's last vector."""
     for k, slot in enumerate(slots):
         c, v = divmod(k, vectors)
@@ -160,7 +160,7 @@ def for_columns(b, e: Reducer, slots: _Vectors, vectors: int, at, step, last) ->
 
 
 @emitted
-def store_window(b, e: Reducer, values: _Vectors, run: PoolRun, last) -> None:
+def store_window(e: Reducer, values: _Vectors, run: PoolRun, last) -> None:
     """Store the vectors of a window. last: bytes to the last one."""
     for v, value in enumerate(values):
         offset = last if v + 1 == len(values) else const(v * e.memory.bytes)
@@ -187,7 +187,7 @@ class LineSpec:
 
 
 @emitted
-def reduce_line(b, e: Reducer, spec: LineSpec, run: PoolRun) -> None:
+def reduce_line(e: Reducer, spec: LineSpec, run: PoolRun) -> None:
     """The rows of windows, which become a line of scratch, or the columns of windows, of the image or of a line."""
     used = e.memory.lanes if spec.stride == 1 else e.memory.lanes // spec.inner * spec.inner
     flags_kind = ir.VectorType(ir.IntType(8), e.lanes)
@@ -201,8 +201,8 @@ def reduce_line(b, e: Reducer, spec: LineSpec, run: PoolRun) -> None:
         mask = keep
         if spec.checked and spec.checked >> tap.constant & 1:
             flags = run.edge + tap * run.edge_step + v * e.lanes
-            flags = b.load(pointer(b, flags, flags_kind), align=1)
-            inside = truth(b, flags)
+            flags = build.load(pointer(flags, flags_kind), align=1)
+            inside = truth(flags)
             mask = inside if keep is None else inside & keep
         return e.read(at, mask)
 
@@ -256,7 +256,7 @@ def reduce_plane(e, used, at, elements):
 
 
 @emitted
-def fold_pixels(b, e: Reducer, outputs: int, inner: int, used: int, partial: int, run: PoolRun) -> None:
+def fold_pixels(e: Reducer, outputs: int, inner: int, used: int, partial: int, run: PoolRun) -> None:
     """Store the pixels of `outputs` planes, a power of two. The scratch has a vector of `reduce_plane` for each.
 
     Two vectors are folded at a time: their lower halves, side by side, with their upper halves.
@@ -272,7 +272,7 @@ def fold_pixels(b, e: Reducer, outputs: int, inner: int, used: int, partial: int
                 for half in (0, 1)
             ]
             pairs = zip(vectors[::2], vectors[1::2] or vectors, strict=True)
-            vectors = [e.combine(*(shuffle(b, x, y, half) for half in halves)) for x, y in pairs]
+            vectors = [e.combine(*(shuffle(x, y, half) for half in halves)) for x, y in pairs]
         return vectors
 
     count = run.count if partial else None
@@ -298,32 +298,35 @@ def max_with_index(e, a, run, inner, stride, dilation):
             value = e.read_pixels(at, inner, stride) if inner else e.read(at)
             index = indices(e, run.index + y * (a.dh * a.iw) + x * a.dw, inner, stride)
             more = e.is_taken(value, most)
-            most, where = e.b.select(more, value, most), e.b.select(more, index, where)
+            most, where = build.select(more, value, most), build.select(more, index, where)
     store_maxima(e, most, where, run)
 
 
 @emitted
-def indices(b, e: Reducer, first, inner: int, stride: int):
+def indices(e: Reducer, first, inner: int, stride: int):
     """The index of each lane's window. first: the index of the first window. Vectors have indices of 32 bits."""
     kind = ir.VectorType(I64 if e.lanes == 1 else I32, e.lanes)
     columns = [lane // inner * stride if inner else 0 for lane in range(e.lanes)]
-    return splat(b, b.trunc(first, kind.element), e.lanes) + ir.Constant(kind, columns)
+    return splat(build.trunc(first, kind.element), e.lanes) + ir.Constant(kind, columns)
 
 
 @emitted
-def columns_outside(b, column, dilation: int):
+def columns_outside(column, dilation: int):
     """Columns of each window before the image. column: the number of its first one."""
-    outside = b.sdiv(dilation - 1 - column, ir.Constant(column.type, dilation)) * dilation
-    return b.select(outside > 0, outside, ir.Constant(column.type, None))
+    outside = build.sdiv(dilation - 1 - column, ir.Constant(column.type, dilation)) * dilation
+    return build.select(outside > 0, outside, ir.Constant(column.type, None))
 
 
 @emitted
-def store_maxima(b, e: Reducer, most, where, run: PoolRun) -> None:
+def store_maxima(e: Reducer, most, where, run: PoolRun) -> None:
     """Store maxima and their indices."""
-    value, wide = e.in_memory(most), Vectors(b, element("int64"), e.lanes)
+    value, wide = e.in_memory(most), Vectors(element("int64"), e.lanes)
     if e.is_masked:
         bits = ir.VectorType(ir.IntType(8 * e.memory.itemsize), e.lanes)
-        exist = truth(b, b.load(pointer(b, run.mask, bits), align=1))
-        value, where = e.memory.with_zero_bits(value, run.mask), b.select(exist, where, ir.Constant(where.type, None))
+        exist = truth(build.load(pointer(run.mask, bits), align=1))
+        value, where = (
+            e.memory.with_zero_bits(value, run.mask),
+            build.select(exist, where, ir.Constant(where.type, None)),
+        )
     e.memory.store(value, run.dst, e.below(run.count))
-    wide.store(b.sext(where, wide.kind), run.idx, wide.below(run.count))
+    wide.store(build.sext(where, wide.kind), run.idx, wide.below(run.count))

@@ -10,13 +10,7 @@ from blockconv import jit
 from blockconv.jit.arguments import held
 from blockconv.jit.ir import store_bits, store_i64
 from blockconv.kernels.common.vectors import fill_elements
-from blockconv.kernels.pool.codegen import (
-    LineSpec,
-    PoolRun,
-    max_with_index,
-    reduce_element,
-    reduce_line,
-)
+from blockconv.kernels.pool.codegen import LineSpec, PoolRun, max_with_index, reduce_element, reduce_line
 from blockconv.kernels.pool.kernels import LINE, PoolArgs, WindowRow, output_row, start, window_column
 from blockconv.kernels.pool.reduction import PoolReduction, reducer
 

@@ -16,7 +16,7 @@ from llvmlite import ir
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import call_llvm, const, counted, emitted, every_pixel, picked, pointer, splat
-from blockconv.jit.values import truth
+from blockconv.jit.values import build, truth
 from blockconv.kernels.common.conversion import quantizations_at
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
@@ -75,10 +75,10 @@ class Reducer(Vectors):
     integers: the address of their `ConversionArguments`, where integers are read or written.
     """
 
-    def __init__(self, builder, reduction: PoolReduction, integers=None) -> None:
-        self.memory = Vectors(builder, ElementType.of(reduction.element), reduction.lanes)
+    def __init__(self, reduction: PoolReduction, integers=None) -> None:
+        self.memory = Vectors(ElementType.of(reduction.element), reduction.lanes)
         self.is_packed = self.memory.type.is_packed
-        super().__init__(builder, reduction.held, reduction.lanes * (2 if self.is_packed else 1))
+        super().__init__(reduction.held, reduction.lanes * (2 if self.is_packed else 1))
         self.is_sum, self.is_masked, self.identity = (
             reduction.operation == SUM,
             bool(reduction.masked),
@@ -87,10 +87,10 @@ class Reducer(Vectors):
         self.is_widened, self.is_half = reduction.held != self.memory.type, self.memory.type.is_half
         if self.is_half or (integers is not None and self.is_widened):
             sides = [None, None] if self.is_half else quantizations_at(integers)
-            self.image, self.outputs = (Elements(builder, self.memory.type, self.lanes, side) for side in sides)
+            self.image, self.outputs = (Elements(self.memory.type, self.lanes, side) for side in sides)
         if integers is not None and self.is_masked and not self.memory.type.is_float:
-            words = QuantizationArguments.load(builder, quantizations_at(integers)[1])
-            self.filled = splat(builder, builder.trunc(words.zero_point, self.memory.element), self.lanes)
+            words = QuantizationArguments.load(quantizations_at(integers)[1])
+            self.filled = splat(build.trunc(words.zero_point, self.memory.element), self.lanes)
         self.sums: _Vectors = []  # slots, while a guard adds up values that are read: see `guarded`
         self._read = 0
 
@@ -103,28 +103,28 @@ class Reducer(Vectors):
         """Where x > y, both vectors or both scalars; false where one is NaN."""
         if self.type.is_float:
             return x > y
-        return (self.b.icmp_signed if self.type.kind == "signed" else self.b.icmp_unsigned)(">", x, y)
+        return (build.icmp_signed if self.type.kind == "signed" else build.icmp_unsigned)(">", x, y)
 
     def is_taken(self, value, most):
         """Where a value takes the place of the maximum before it: where it is more, or NaN."""
         more = self.more(value, most)
-        return more | self.b.fcmp_unordered("uno", value, value) if self.type.is_float else more
+        return more | build.fcmp_unordered("uno", value, value) if self.type.is_float else more
 
     def combine(self, acc, x):
         """`acc` with one value more."""
         if self.is_sum:
             return acc + x
         # x86's own maximum gives `acc` if either is NaN, which is wrong only where `x` is.
-        larger = self.b.select(self.more(x, acc), x, acc)
+        larger = build.select(self.more(x, acc), x, acc)
         if self.sums or not self.type.is_float:
             return larger
-        return self.b.select(self.b.fcmp_unordered("uno", x, x), x, larger)
+        return build.select(build.fcmp_unordered("uno", x, x), x, larger)
 
     def store_padding(self, address, zero_point) -> None:
         """Store a vector of the image's elements that change no result: what is read where there is no column."""
         memory = self.memory
         if self.is_sum and not memory.type.is_float:
-            value = memory.splat(self.b.trunc(zero_point, memory.element))
+            value = memory.splat(build.trunc(zero_point, memory.element))
         else:
             value = self.in_memory(self.neutral)
         memory.store(value, address)
@@ -133,12 +133,12 @@ class Reducer(Vectors):
         return self.slots(count, self.neutral)
 
     def accumulate(self, slot, x) -> None:
-        self.b.store(self.combine(self.b.load(slot), x), slot)
+        build.store(self.combine(build.load(slot), x), slot)
 
     def fold_into(self, totals: _Vectors, slots: _Vectors) -> None:
         """Accumulate slots in fewer ones, in turns."""
         for k, slot in enumerate(slots):
-            self.accumulate(totals[k % len(totals)], self.b.load(slot))
+            self.accumulate(totals[k % len(totals)], build.load(slot))
 
     def feed(self, slots: _Vectors, address, step: int, count: Any | None = None) -> None:
         """Accumulate vectors `step` bytes apart, one in each slot; their first `count` elements, or all."""
@@ -155,7 +155,7 @@ class Reducer(Vectors):
                 values = [self.combine(value, read(const(step), v)) for v, value in enumerate(values)]
             return values
         slots = self.accumulators(vectors)
-        with counted(self.b, count) as index:
+        with counted(count) as index:
             for v, slot in enumerate(slots):
                 self.accumulate(slot, read(index, v))
         return self.loaded(slots)
@@ -166,7 +166,7 @@ class Reducer(Vectors):
         store(compute())
         is_nan = self.met_nan()
         if is_nan is not False:
-            with self.b.if_then(is_nan):
+            with build.if_then(is_nan):
                 store(compute())
 
     def watch(self) -> None:
@@ -182,11 +182,11 @@ class Reducer(Vectors):
         """Whether the values that were read since `watch` may have a NaN, which is rare; its effect ends."""
         if not self.sums:
             return False
-        total = sum(self.loaded(self.sums[1:]), self.b.load(self.sums[0]))
+        total = sum(self.loaded(self.sums[1:]), build.load(self.sums[0]))
         self.sums, bits = [], ir.IntType(self.lanes)
-        is_nan = self.b.bitcast(self.b.fcmp_unordered("uno", total, total), bits)
-        some = truth(self.b, is_nan)
-        return call_llvm(self.b, "llvm.expect.i1", some.type, [some, some.type(0)])
+        is_nan = build.bitcast(build.fcmp_unordered("uno", total, total), bits)
+        some = truth(is_nan)
+        return call_llvm("llvm.expect.i1", some.type, [some, some.type(0)])
 
     def read(self, address, mask: Any | None = None):
         """The image's vector at `address`, for the guard to see. Lanes that the mask lacks change no result."""
@@ -196,11 +196,11 @@ class Reducer(Vectors):
         if self.is_packed:
             return self._seen(self._unpacked(value))
         value = self.image.dequantized(value) if self.is_half else self.image.difference(value)
-        return self._seen(value if mask is None else self.b.select(mask, value, self.c(self.identity)))
+        return self._seen(value if mask is None else build.select(mask, value, self.c(self.identity)))
 
     def _unpacked(self, pairs):
         """Packed integers in the held type."""
-        value = unpacked_pairs(self.b, pairs)
+        value = unpacked_pairs(pairs)
         if self.memory.type.kind == SIGNED:
             value = (value ^ 8) - 8
         return self.image.difference(value) if self.is_sum else value
@@ -214,7 +214,7 @@ class Reducer(Vectors):
         if self.sums:
             slot = self.sums[self._read % len(self.sums)]
             self._read += 1
-            self.b.store(self.b.load(slot) + value, slot)
+            build.store(build.load(slot) + value, slot)
         return value
 
     def read_pixels(self, address, inner: int, stride: int):
@@ -222,13 +222,13 @@ class Reducer(Vectors):
         if stride == 1:
             return self.load(address)
         elements = every_pixel(self.lanes, inner, stride)
-        return picked(self.b, self.kind, elements, lambda k: self.load(address + k * self.bytes))
+        return picked(self.kind, elements, lambda k: self.load(address + k * self.bytes))
 
     def scale(self, address, spread: bool = True):
         """The factor of sums, or the divisor of sums of integers; None for maxima. spread: one for all lanes."""
         if not self.is_sum:
             return None
-        f = self if self.type.is_float else Vectors(self.b, element("float32"), self.lanes)
+        f = self if self.type.is_float else Vectors(element("float32"), self.lanes)
         return f.broadcast(address) if spread else f.load(address)
 
     def store_result(self, value, address, scale, mask, count: Any | None = None) -> None:
@@ -241,16 +241,16 @@ class Reducer(Vectors):
             if self.type.is_float:
                 value = value * scale
             else:  # divided as float32, which rounds once
-                value = self.outputs.rounded(self.b.sitofp(value, scale.type) / scale)
+                value = self.outputs.rounded(build.sitofp(value, scale.type) / scale)
         value = self.in_memory(value)
         if self.is_masked and self.type.is_float:
             value = memory.with_zero_bits(value, mask)
         elif self.is_masked:
-            keep = self.b.load(pointer(self.b, mask, memory.kind), align=1)
-            keep = unpacked_pairs(self.b, keep) if self.is_packed else keep
-            value = self.b.select(truth(self.b, keep), value, self.filled)
+            keep = build.load(pointer(mask, memory.kind), align=1)
+            keep = unpacked_pairs(keep) if self.is_packed else keep
+            value = build.select(truth(keep), value, self.filled)
         if self.is_packed:
-            value = packed_pairs(self.b, value)
+            value = packed_pairs(value)
         memory.store(value, address, None if count is None else self.below(count))
 
     def in_memory(self, value):

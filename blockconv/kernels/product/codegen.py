@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, counted, emitted
+from blockconv.jit.values import build
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
@@ -62,9 +63,9 @@ class _RowVectors(NamedTuple):
 
     def each(self, body: Callable[[Any, Any, Any | None], None]) -> None:
         """body(address, number, mask) for each vector; the mask is None where all columns exist."""
-        with counted(self.v.b, self.whole) as n:
+        with counted(self.whole) as n:
             body(self.at(n), n, None)
-        with self.v.b.if_then(self.rest > 0):
+        with build.if_then(self.rest > 0):
             body(self.at(self.whole), self.whole, self.v.below(self.rest))
 
 
@@ -72,16 +73,16 @@ def softmax_of_scores(element: ElementType, lanes: int, how: AttentionSpec):
     """Code that makes softmax(scale * score + mask) of `Scores`; a mask has this type."""
 
     @emitted
-    def softmax(builder, x: Scores) -> None:
-        v, given = Vectors(builder, element.computed, lanes), Floats(builder, element, lanes)
+    def softmax(x: Scores) -> None:
+        v, given = Vectors(element.computed, lanes), Floats(element, lanes)
         scale = v.splat_float64(x.scale)
         most, total = v.slots(1, v.zero) + v.slots(1, v.zero)
-        with counted(builder, x.rows) as number:
+        with counted(x.rows) as number:
             added, limit = x.mask + number * x.mask_row, x.columns
             if how.causal:
                 seen = x.first + number + 1
-                limit = builder.select(seen < limit, seen, limit)
-            whole = builder.sdiv(limit, const(lanes))
+                limit = build.select(seen < limit, seen, limit)
+            whole = build.sdiv(limit, const(lanes))
             base = x.address + number * v.bytes
             row = _RowVectors(v, base, whole, limit - whole * lanes, x.block)
 
@@ -91,14 +92,14 @@ def softmax_of_scores(element: ElementType, lanes: int, how: AttentionSpec):
                     offset = number * given.bytes
                     score = score + given.load(added + offset, mask)
                 if mask is not None:
-                    score = builder.select(mask, score, v.c(-math.inf))
+                    score = build.select(mask, score, v.c(-math.inf))
                 v.store(score, at)
                 most.held = v.larger(score, most.held)
 
             def find_total(at, number, mask: Any | None) -> None:
                 power = v.exp_to_zero(v.load(at) - largest)
                 if mask is not None:
-                    power = builder.select(mask, power, v.zero)
+                    power = build.select(mask, power, v.zero)
                 v.store(power, at)
                 total.held += power
 
@@ -115,8 +116,8 @@ def softmax_of_scores(element: ElementType, lanes: int, how: AttentionSpec):
                 factor = v.or_zero(factor, math.inf)
             row.each(lambda at, number, mask: v.store(v.load(at) * factor, at))
             if how.causal:  # the others are zero
-                begin, end = (builder.sdiv(n + (lanes - 1), const(lanes)) for n in (limit, x.columns))
-                with counted(builder, end - begin) as unseen:
+                begin, end = (build.sdiv(n + (lanes - 1), const(lanes)) for n in (limit, x.columns))
+                with counted(end - begin) as unseen:
                     v.store(v.zero, row.at(begin + unseen))
 
     return softmax

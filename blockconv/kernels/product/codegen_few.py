@@ -11,6 +11,7 @@ from blockconv.core import target
 from blockconv.core.python import zipped
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, counted, emitted, pointer
+from blockconv.jit.values import build
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
@@ -39,33 +40,32 @@ def multiply_few_rows(element: ElementType, lanes: int, rows: int, turned: bool)
     emit = _along_depth if turned else _along_columns
 
     @emitted
-    def multiply(builder, x: FewRows) -> None:
-        f = Floats(builder, element, lanes)
-        emit(f, Vectors(builder, element.computed, lanes, fma=target.isa().fma), rows, x)
+    def multiply(x: FewRows) -> None:
+        f = Floats(element, lanes)
+        emit(f, Vectors(element.computed, lanes, fma=target.isa().fma), rows, x)
 
     return multiply
 
 
-def _grouped(builder, count, most: int, body: Callable[[Any, int], None]) -> None:
+def _grouped(count, most: int, body: Callable[[Any, int], None]) -> None:
     """body(first, size) for groups of `most`, then for each that is left."""
-    groups = builder.sdiv(count, const(most))
-    with counted(builder, groups) as n:
+    groups = build.sdiv(count, const(most))
+    with counted(groups) as n:
         body(n * most, most)
     done = groups * most
-    with counted(builder, count - done) as n:
+    with counted(count - done) as n:
         body(done + n, 1)
 
 
 def _lane_at(v: Vectors, base, index, rows: int):
     """The address of the lane of this number in the first of `rows` rows."""
-    block, lane = v.b.sdiv(index, const(v.lanes)), v.b.srem(index, const(v.lanes))
+    block, lane = build.sdiv(index, const(v.lanes)), build.srem(index, const(v.lanes))
     offset = block * (rows * v.bytes) + lane * v.itemsize
     return base + offset
 
 
 def _along_columns(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
     """Several rows of the matrix at a time, from end to end: each is one stream of reads. Sums stay in the cache."""
-    b = v.b
 
     def sums_at(offset, row: int):
         return x.sums + (f.in_computed(offset) * rows + row * v.bytes)
@@ -90,12 +90,12 @@ def _along_columns(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
         f.each(x.columns, vector)
 
     f.each(x.columns, clear)
-    _grouped(b, x.depth, min(v.lanes, 8 if rows <= 4 else 4), some)
+    _grouped(x.depth, min(v.lanes, 8 if rows <= 4 else 4), some)
 
 
 def _along_depth(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
     """Several columns at a time, each one stream of reads."""
-    b, most = v.b, target.isa().tile_registers // 2
+    most = target.isa().tile_registers // 2
     together = 1 << max(0, min(8, v.lanes, most // rows).bit_length() - 1)  # divides the lanes
 
     def some(first, count: int) -> None:
@@ -115,19 +115,19 @@ def _along_depth(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
         at = _lane_at(v, x.sums, first, rows)
         for row in range(rows):
             for k in range(count):
-                total = b.extract_element(v.fold(sums[row][k].held), const(0))
+                total = build.extract_element(v.fold(sums[row][k].held), const(0))
                 to = at + (row * v.bytes + k * v.itemsize)
-                b.store(total, pointer(b, to, v.element), align=v.itemsize)
+                build.store(total, pointer(to, v.element), align=v.itemsize)
 
-    _grouped(b, x.columns, together, some)
+    _grouped(x.columns, together, some)
 
 
 def store_few_rows(element: ElementType, lanes: int, rows: int):
     """Code that stores sums in a destination, whose rows are `dst_row` bytes apart."""
 
     @emitted
-    def store(builder, sums, dst, dst_row, columns) -> None:
-        f = Floats(builder, element, lanes)
+    def store(sums, dst, dst_row, columns) -> None:
+        f = Floats(element, lanes)
         for row in range(rows):
             src = sums + row * f.computed.bytes
             to = dst + row * dst_row

@@ -42,13 +42,13 @@ def add_products(kind: ElementType, lanes: int, images: int):
     """
 
     @emitted
-    def add(builder, sums, x, weight, rows, blocks, apart) -> None:
-        v = Vectors(builder, kind, lanes, fma=target.isa().fma)
+    def add(sums, x, weight, rows, blocks, apart) -> None:
+        v = Vectors(kind, lanes, fma=target.isa().fma)
         line, count = COLUMNS * v.itemsize, COLUMNS * v.itemsize // v.bytes
         starts = [apart * k for k in range(images)]
         while images * count > target.isa().tile_registers * 3 // 4 and count > 1:
             count //= 2
-        slots = [[alloca_once(builder, v.kind) for _ in range(count)] for _ in range(images)]
+        slots = [[alloca_once(v.kind) for _ in range(count)] for _ in range(images)]
 
         def each(offsets: list[Any], to) -> Iterator[tuple[Any, Any]]:
             for start, row in zipped(starts, slots):
@@ -58,7 +58,7 @@ def add_products(kind: ElementType, lanes: int, images: int):
         def add_part(offsets: list[Any], to, first) -> None:
             for slot, address in each(offsets, to):
                 slot.held = v.load(address)
-            with counted(builder, rows) as row:
+            with counted(rows) as row:
                 read = x + row * v.itemsize
                 values = [v.broadcast(read + start) for start in starts]
                 at = first + row * line
@@ -69,7 +69,7 @@ def add_products(kind: ElementType, lanes: int, images: int):
             for slot, address in each(offsets, to):
                 v.store(slot.held, address)
 
-        with counted(builder, blocks) as block:
+        with counted(blocks) as block:
             to = sums + block * line
             first = weight + block * rows * line
             for start in range(0, line, count * v.bytes):
@@ -81,8 +81,8 @@ def add_products(kind: ElementType, lanes: int, images: int):
 class _Gates:
     """Code over vectors of hidden values at an offset in bytes of memory."""
 
-    def __init__(self, builder, element: ElementType, lanes: int, step: RecurrentStep) -> None:
-        self.f, self.b, self.step = Floats(builder, element, lanes), builder, step
+    def __init__(self, element: ElementType, lanes: int, step: RecurrentStep) -> None:
+        self.f, self.step = Floats(element, lanes), step
         self.v = self.f.computed
 
     def own(self, array: int, offset):
@@ -108,8 +108,8 @@ def reset_hidden(element: ElementType, lanes: int):
     """Code that writes the hidden values, times a GRU's reset gate, to `cell`."""
 
     @emitted
-    def reset(builder, step: RecurrentStep) -> None:
-        g = _Gates(builder, element, lanes, step)
+    def reset(step: RecurrentStep) -> None:
+        g = _Gates(element, lanes, step)
 
         def vector(offset, mask) -> None:
             hidden = g.v.load(g.own(HIDDEN, offset), mask)
@@ -124,8 +124,8 @@ def update(element: ElementType, lanes: int, is_lstm: bool, resets_sums: bool):
     """Code that makes the hidden values of a step, and an LSTM's cells. resets_sums: see `RecurrentProblem`."""
 
     @emitted
-    def make(builder, step: RecurrentStep) -> None:
-        g = _Gates(builder, element, lanes, step)
+    def make(step: RecurrentStep) -> None:
+        g = _Gates(element, lanes, step)
         v = g.v
 
         def lstm(offset, mask):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, counted, emitted, opaque, shuffle
+from blockconv.jit.values import build
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
@@ -22,8 +23,8 @@ def summed_type(element: ElementType) -> ElementType:
     return element.computed if element.is_float else element
 
 
-def _numbers(builder, element: ElementType, lanes: int) -> Vectors:
-    return (Floats if element.is_float else Vectors)(builder, element, lanes)
+def _numbers(element: ElementType, lanes: int) -> Vectors:
+    return (Floats if element.is_float else Vectors)(element, lanes)
 
 
 def _first(how: int, element: ElementType) -> float:
@@ -37,9 +38,9 @@ def _combine(v: Vectors, how: int) -> Callable[[Any, Any], Any]:
 
 
 @emitted
-def begin_sums(builder, element: ElementType, lanes: int, how: int, at, count) -> None:
+def begin_sums(element: ElementType, lanes: int, how: int, at, count) -> None:
     """Write the initial values of `count` contiguous sums, whole vectors of the computed type."""
-    v = Vectors(builder, summed_type(element), lanes)
+    v = Vectors(summed_type(element), lanes)
     first = v.c(_first(how, element))
     v.each(count, lambda offset, mask: v.store(first, at + offset, mask))
 
@@ -64,10 +65,10 @@ def rows_at_once(vectors: int) -> int:
 
 
 @emitted
-def sum_of_rows(builder, element: ElementType, lanes: int, vectors: int, how: int, s: Summands) -> None:
+def sum_of_rows(element: ElementType, lanes: int, vectors: int, how: int, s: Summands) -> None:
     """Add `Summands` of up to so many vectors, or combine them as `HOW` says."""
-    v = _numbers(builder, element, lanes)
-    with builder.if_else(s.size >= vectors * lanes) as (whole, partly):
+    v = _numbers(element, lanes)
+    with build.if_else(s.size >= vectors * lanes) as (whole, partly):
         with whole:
             _add(v, s, [None] * vectors, how)
         with partly:
@@ -75,7 +76,7 @@ def sum_of_rows(builder, element: ElementType, lanes: int, vectors: int, how: in
 
 
 def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
-    b, vectors, first_value, combine = v.b, len(masks), _first(how, v.type), _combine(v, how)
+    vectors, first_value, combine = len(masks), _first(how, v.type), _combine(v, how)
     missing = first_value or None
     unrolled = rows_at_once(vectors)
     slots = v.slots(unrolled * vectors, v.c(first_value))
@@ -87,15 +88,15 @@ def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
             here = at + stride * row + vector * v.bytes
             slots[k].held = combine(slots[k].held, v.load(here, masks[vector], missing))
 
-    groups = b.sdiv(s.rows, const(unrolled))
-    with counted(b, groups) as n:
-        add(n * unrolled, unrolled, opaque(b, s.stride))
+    groups = build.sdiv(s.rows, const(unrolled))
+    with counted(groups) as n:
+        add(n * unrolled, unrolled, opaque(s.stride))
     done = groups * unrolled
     while unrolled := unrolled // 2:
-        with b.if_then(done + unrolled <= s.rows):
+        with build.if_then(done + unrolled <= s.rows):
             add(done, unrolled, s.stride)
         done = s.rows & -unrolled
-    with b.if_then(s.left > 0):
+    with build.if_then(s.left > 0):
         last = v.load(s.src + s.rows * s.stride, v.below(s.left), missing)
         slots[-1].held = combine(slots[-1].held, last)
     for vector in range(vectors):
@@ -110,15 +111,15 @@ def divide(element: ElementType, lanes: int, period: int, how: int):
     """
 
     @emitted
-    def quotients(builder, src, by, dst, count) -> None:
-        v = _numbers(builder, element, lanes)
+    def quotients(src, by, dst, count) -> None:
+        v = _numbers(element, lanes)
 
         def write(v: Vectors, sums, at, mask: Any | None = None) -> None:
             v.store(sums / v.splat_float64(by) if element.is_float else sums, at, mask)
 
         if period:
             sums = v.fold(v.computed.load(src), _combine(v, how), period)
-            write(_numbers(builder, element, period), shuffle(builder, sums, sums, list(range(period))), dst)
+            write(_numbers(element, period), shuffle(sums, sums, list(range(period))), dst)
         else:
             v.each(count, lambda at, mask: write(v, v.computed.load(src + v.in_computed(at)), dst + at, mask))
 

@@ -4,6 +4,7 @@ from blockconv import jit
 from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, address, word
 from blockconv.jit.ir import const, counted, emitted
+from blockconv.jit.values import build
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.runtime import Buffer, Launch
@@ -22,19 +23,19 @@ class NibbleArgs(Arguments):
 
 
 @emitted
-def move_pairs(builder, packs: int, src, dst, count, flip) -> None:
+def move_pairs(packs: int, src, dst, count, flip) -> None:
     """Unpack `count` bytes, or pack as many: by vectors, then one by one."""
     done = const(0)
     for lanes in (LANES, 1):
-        v = Vectors(builder, Types.bits(1).src, lanes)
-        groups = builder.sdiv(count - done, const(lanes))
-        with counted(builder, groups) as n:
+        v = Vectors(Types.bits(1).src, lanes)
+        groups = build.sdiv(count - done, const(lanes))
+        with counted(groups) as n:
             at = done + n * lanes
             if packs:
-                v.store(packed_pairs(builder, v.load(src + at * 2, lanes=2 * lanes)), dst + at)
+                v.store(packed_pairs(v.load(src + at * 2, lanes=2 * lanes)), dst + at)
             else:
-                values = unpacked_pairs(builder, v.load(src + at))
-                sign = Vectors(builder, v.type, 2 * lanes).splat(builder.trunc(flip, v.element))
+                values = unpacked_pairs(v.load(src + at))
+                sign = Vectors(v.type, 2 * lanes).splat(build.trunc(flip, v.element))
                 v.store((values ^ sign) - sign, dst + at * 2)  # a sign is repeated in a byte's upper bits
         done = done + groups * lanes
 

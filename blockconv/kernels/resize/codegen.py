@@ -7,6 +7,7 @@ from llvmlite import ir
 from blockconv.core.python import zipped
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, const, counted, emitted, pointer
+from blockconv.jit.values import build
 from blockconv.kernels.common.conversion import read_and_written
 from blockconv.kernels.common.vectors import Vectors
 
@@ -47,8 +48,8 @@ def blend(src: ElementType, dst: ElementType, lanes: int):
     """
 
     @emitted
-    def mix(builder, a, b, weight, to, count, integers) -> None:
-        ends = read_and_written(builder, src, dst, lanes, integers)
+    def mix(a, b, weight, to, count, integers) -> None:
+        ends = read_and_written(src, dst, lanes, integers)
         taps = (a, weight.type(1.0) - weight), (b, weight)
         ends[0].each(count, lambda offset, mask: _sum(ends, BLENDED, taps, to, offset, mask))
 
@@ -62,16 +63,16 @@ def sums_of_rows(src: ElementType, dst: ElementType, lanes: int):
     """
 
     @emitted
-    def rows(builder, base, entries, taps, to, count, integers) -> None:
-        _each(read_and_written(builder, src, dst, lanes, integers), ANY_NUMBER, (base, entries, taps), to, count)
+    def rows(base, entries, taps, to, count, integers) -> None:
+        _each(read_and_written(src, dst, lanes, integers), ANY_NUMBER, (base, entries, taps), to, count)
 
     return rows
 
 
-def _tap(builder, base, at) -> tuple[Any, Any]:
+def _tap(base, at) -> tuple[Any, Any]:
     """The address and the weight that an entry of a table says."""
-    weight = pointer(builder, at + 8, ir.DoubleType())
-    return base + builder.load(pointer(builder, at, I64)), weight.held
+    weight = pointer(at + 8, ir.DoubleType())
+    return base + build.load(pointer(at, I64)), weight.held
 
 
 def _sum(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, offset, mask: Any | None, number: int = 1) -> None:
@@ -81,7 +82,6 @@ def _sum(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, offset, mask: 
         how many.
     """
     v, out = ends
-    b = v.b
 
     def values(tap) -> list[Any]:
         address, weight = tap
@@ -90,8 +90,8 @@ def _sum(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, offset, mask: 
 
     if kind == ANY_NUMBER:
         (base, entries, count), slots = taps, v.slots(number, v.zero)
-        with counted(b, count) as n:
-            for slot, x in zipped(slots, values(_tap(b, base, entries + n * TAP))):
+        with counted(count) as n:
+            for slot, x in zipped(slots, values(_tap(base, entries + n * TAP))):
                 slot.held += x
         made = v.loaded(slots)
     else:
@@ -105,8 +105,8 @@ def _sum(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, offset, mask: 
 def _each(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, count) -> None:
     """The sums of `count` contiguous elements."""
     v, _ = ends
-    groups = v.b.sdiv(count, const(UNROLLED * v.lanes))
-    with counted(v.b, groups) as n:
+    groups = build.sdiv(count, const(UNROLLED * v.lanes))
+    with counted(groups) as n:
         _sum(ends, kind, taps, to, n * (UNROLLED * v.bytes), None, UNROLLED)
     done = groups * (UNROLLED * v.lanes)
     start = done * v.itemsize
@@ -134,30 +134,30 @@ def sums_of_columns(src: ElementType, dst: ElementType, form: ColumnForm):
     """
     kind = form.taps
 
-    def ends(builder, lanes: int, integers) -> tuple[Vectors, Vectors]:
+    def ends(lanes: int, integers) -> tuple[Vectors, Vectors]:
         if kind != COPIED:
-            return read_and_written(builder, src, dst, lanes, integers)
-        v = Vectors(builder, src, lanes)  # copies move bits
+            return read_and_written(src, dst, lanes, integers)
+        v = Vectors(src, lanes)  # copies move bits
         return v, v
 
     @emitted
-    def columns(builder, line, entries, count, row: SummedRow, integers) -> None:
+    def columns(line, entries, count, row: SummedRow, integers) -> None:
         if form.part:
-            _by_vector(ends(builder, form.lanes, integers), form, line, entries, count, row)
+            _by_vector(ends(form.lanes, integers), form, line, entries, count, row)
             return
         count, step = const(kind) if kind else count, const(form.inner * dst.itemsize) if form.inner else row.step
-        with counted(builder, row.ow) as n:
+        with counted(row.ow) as n:
             at, to, start = entries + n * (count * TAP), row.dst + n * step, 0
-            taps: Any = [_tap(builder, line, at + k * TAP) for k in range(kind)] or (line, at, count)
+            taps: Any = [_tap(line, at + k * TAP) for k in range(kind)] or (line, at, count)
             if kind == BLENDED:
                 (first, _), (second, weight) = taps
                 taps = (first, weight.type(1.0) - weight), (second, weight)
             while start < form.inner:  # the fewest vectors
                 width = min(form.lanes, 1 << (form.inner - start).bit_length() - 1)
-                _sum(ends(builder, width, integers), kind, taps, to, const(start * src.itemsize), None)
+                _sum(ends(width, integers), kind, taps, to, const(start * src.itemsize), None)
                 start += width
             if not form.inner:
-                _each(ends(builder, form.lanes, integers), kind, taps, to, row.count)
+                _each(ends(form.lanes, integers), kind, taps, to, row.count)
 
     return columns
 
@@ -165,18 +165,18 @@ def sums_of_columns(src: ElementType, dst: ElementType, form: ColumnForm):
 def _by_vector(ends: tuple[Vectors, Vectors], form: ColumnForm, line, entries, count, row: SummedRow) -> None:
     """Columns whose vectors are sums, whatever pixels they are of."""
     (v, out), kind, lanes = ends, form.taps, form.lanes
-    b, held = v.b, v.computed
+    held = v.computed
     head = form.head(held.itemsize)
 
     def values(at):
-        words = pointer(b, at, I64)
-        parts = [line + b.load(b.gep(words, [const(k)])) for k in range(1 if form.near else lanes // form.part)]
+        words = pointer(at, I64)
+        parts = [line + build.load(build.gep(words, [const(k)])) for k in range(1 if form.near else lanes // form.part)]
         return held.permuted(v.load(parts[0]), at + 8) if form.near else v.gathered(parts)
 
     def vector(n, start) -> None:
         if kind == ANY_NUMBER:
             (slot,), size = v.slots(1, v.zero), head + held.bytes
-            with counted(b, count) as k:
+            with counted(count) as k:
                 at = entries + (n * count + k) * size
                 slot.held += values(at) * held.load(at + head)
             made = slot.held
@@ -188,15 +188,15 @@ def _by_vector(ends: tuple[Vectors, Vectors], form: ColumnForm, line, entries, c
                 made = made * (1.0 - weight) + second[0] * weight
         out.store(made, row.dst + start * out.itemsize)
 
-    whole = b.sdiv(row.ow, const(lanes))
-    with counted(b, whole) as n:
+    whole = build.sdiv(row.ow, const(lanes))
+    with counted(whole) as n:
         vector(n, n * lanes)
-    with b.if_then(whole * lanes < row.ow):
+    with build.if_then(whole * lanes < row.ow):
         vector(whole, row.ow - lanes)
 
 
 def _as_bytes_of(to: Vectors, of: Vectors, offset):
     """An offset in bytes, in an array of other elements that has as many before it."""
     if to.itemsize < of.itemsize:
-        return of.b.udiv(offset, const(of.itemsize // to.itemsize))
+        return build.udiv(offset, const(of.itemsize // to.itemsize))
     return offset if to.itemsize == of.itemsize else offset * (to.itemsize // of.itemsize)

@@ -13,6 +13,7 @@ from typing import Any
 from blockconv.core.python import zipped
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import const, counted, emitted, shuffle
+from blockconv.jit.values import build
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d
@@ -38,16 +39,16 @@ def source_transform(form: Form, lanes: int, fma: bool, type: ElementType):
     """
 
     @emitted
-    def transform(builder, at, row, col, dst, apart) -> None:
-        memory = (Vectors if form.exact else Floats)(builder, type, lanes)
-        v = Vectors(builder, TRANSFORMED if form.exact else ELEMENT, lanes, fma)
+    def transform(at, row, col, dst, apart) -> None:
+        memory = (Vectors if form.exact else Floats)(type, lanes)
+        v = Vectors(TRANSFORMED if form.exact else ELEMENT, lanes, fma)
         rows = multiples(at, row, form.side)
 
         def load(at):
             found = memory.load(at)
             if not form.exact:
                 return found
-            return (builder.sext if type.kind == SIGNED else builder.zext)(found, v.kind)
+            return (build.sext if type.kind == SIGNED else build.zext)(found, v.kind)
 
         def column(k: int) -> list[Any]:
             offset = col * k
@@ -73,8 +74,8 @@ def multiply_shared(lanes: int, fma: bool, channels: int):
     """
 
     @emitted
-    def multiply(builder, tiles, src, src_tile, dst, dst_tile, wei, wei_group) -> None:
-        v = Vectors(builder, ELEMENT, lanes, fma)
+    def multiply(tiles, src, src_tile, dst, dst_tile, wei, wei_group) -> None:
+        v = Vectors(ELEMENT, lanes, fma)
         row = channels * v.itemsize
         rows = [wei + k * row for k in range(channels)]
         weights = [v.load_parts(at, channels, wei_group) for at in rows]
@@ -84,9 +85,9 @@ def multiply_shared(lanes: int, fma: bool, channels: int):
             if channels == lanes:
                 return v.broadcast(at + k * v.itemsize)
             x = v.load(at)
-            return shuffle(builder, x, x, [lane // channels * channels + k for lane in range(lanes)])
+            return shuffle(x, x, [lane // channels * channels + k for lane in range(lanes)])
 
-        with counted(builder, tiles) as n:
+        with counted(tiles) as n:
             at = src + n * src_tile
             total = each_groups(at, 0) * weights[0]
             for k in range(1, channels):
@@ -108,14 +109,14 @@ def weight_transform(exact: bool, lanes: int, tap: int):
     """
 
     @emitted
-    def transform(builder, src, dst, apart, factors, side, odd) -> None:
-        memory = Vectors(builder, TRANSFORMED if exact else ELEMENT, lanes)
-        v = memory if exact else Vectors(builder, element("float64"), lanes)
+    def transform(src, dst, apart, factors, side, odd) -> None:
+        memory = Vectors(TRANSFORMED if exact else ELEMENT, lanes)
+        v = memory if exact else Vectors(element("float64"), lanes)
         order = const(0), odd, TAPS - odd
 
         def load(row, column):
             found = memory.load(src + (row * TAPS + column) * tap)
-            return found if exact else builder.fpext(found, v.kind)
+            return found if exact else build.fpext(found, v.kind)
 
         def each_value(lines, found: Callable[[Any, list[Any]], None]) -> None:
             """Call `found` with the number of each value that a line's taps become, and these values of all lines."""
@@ -127,7 +128,7 @@ def weight_transform(exact: bool, lanes: int, tap: int):
 
             for number in (const(0), side - 1):
                 found(number, [even + odd for even, odd in sums(number)])
-            with counted(builder, builder.udiv(side - 2, const(2))) as pair:
+            with counted(build.udiv(side - 2, const(2))) as pair:
                 number = 2 * pair + 1
                 both = sums(number)
                 found(number, [even + odd for even, odd in both])
@@ -135,7 +136,7 @@ def weight_transform(exact: bool, lanes: int, tap: int):
 
         def store(row, column, value) -> None:
             at = dst + (row * side + column) * apart
-            memory.store(value if exact else builder.fptrunc(value, memory.kind), at)
+            memory.store(value if exact else build.fptrunc(value, memory.kind), at)
 
         columns = [[load(row, column) for row in order] for column in order]
         each_value(columns, lambda row, x: each_value([x], lambda column, x: store(row, column, *x)))

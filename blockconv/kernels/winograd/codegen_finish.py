@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import emitted
+from blockconv.jit.values import build
 from blockconv.kernels.common.epilogue import TileEpilogue, finish
 from blockconv.kernels.common.requantize import dequantized
 from blockconv.kernels.common.tile import Tile
@@ -85,8 +86,8 @@ def destination_transform(how: Finish):
     m, tile = how.form.m, how.tile(how.form.m, how.form.m)
 
     @emitted
-    def transform(builder, products, is_whole, out, patch) -> None:
-        v, pixels = tile.code(builder), _pixels(builder, how, products)
+    def transform(products, is_whole, out, patch) -> None:
+        v, pixels = tile.code(), _pixels(how, products)
 
         def to_patch() -> None:
             for k, slot in enumerate(pixels):
@@ -96,9 +97,9 @@ def destination_transform(how: Finish):
         if how.is_planes:
             to_patch()
             return
-        with builder.if_else(is_whole > 0, likely=True) as (whole, part):
+        with build.if_else(is_whole > 0, likely=True) as (whole, part):
             with whole:
-                TileEpilogue(builder, tile, out, masked=False).finish(pixels)
+                TileEpilogue(tile, out, masked=False).finish(pixels)
             with part:
                 to_patch()
 
@@ -111,17 +112,17 @@ def finish_pixels(pixels: int, how: Finish):
     tile = how.tile(1, pixels)
 
     @emitted
-    def finish_them(builder, src, out) -> None:
-        v = tile.code(builder)
+    def finish_them(src, out) -> None:
+        v = tile.code()
         values = (v.load(src + k * v.bytes) for k in range(pixels))
-        finish(builder, tile, out, v.in_slots(values))
+        finish(tile, out, v.in_slots(values))
 
     return finish_them
 
 
-def _pixels(builder, how: Finish, products) -> list[Any]:
+def _pixels(how: Finish, products) -> list[Any]:
     """A tile's pixels with their bias, row by row, in stack slots; real numbers where integers become others."""
-    v = Vectors(builder, how.products, how.lanes, how.fma)
+    v = Vectors(how.products, how.lanes, how.fma)
     pixels = v.in_slots(_biased(v, how, products))
     if not (how.dst and how.form.exact):
         return pixels

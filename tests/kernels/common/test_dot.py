@@ -36,8 +36,8 @@ def dot_of_vectors(number, lanes, accs=INT32, fma=0, first=0):
     """first: whether the first element of x is taken against every lane of w, as tiles take it."""
 
     @emitted
-    def emit(builder, x, w, acc):
-        v = Vectors(builder, ElementType.of(accs), lanes, bool(fma))
+    def emit(x, w, acc):
+        v = Vectors(ElementType.of(accs), lanes, bool(fma))
         taken = source_element(v, number, x) if first else v.load(x)
         v.store(multiply_accumulate(v, number, taken, v.load(w), v.load(acc)), acc)
 

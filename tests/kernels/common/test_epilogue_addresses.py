@@ -12,6 +12,7 @@ from blockconv.core import target
 from blockconv.core.activation import ActivationKind
 from blockconv.core.types import element
 from blockconv.jit.ir import const, emitted
+from blockconv.jit.values import build
 from blockconv.kernels.common.epilogue import TileEpilogue
 from blockconv.kernels.common.tile import Output, Tile
 from blockconv.kernels.common.vectors import Vectors
@@ -27,10 +28,10 @@ def store_addresses(lanes, store_width):
     tile = Tile(element("float32").code, 0, 1, 1, 2, lanes, store_width=store_width, act=ActivationKind.NONE)
 
     @emitted
-    def emit(builder, dst, found, written):
+    def emit(dst, found, written):
         zero = const(0)
         out = Output(dst, zero, const(PIXEL), const(BLOCK), zero, written, written, zero, zero)
-        epilogue = TileEpilogue(builder, tile, out, masked=True)
+        epilogue = TileEpilogue(tile, out, masked=True)
         if store_width == 1:
             at = []
 
@@ -41,9 +42,9 @@ def store_addresses(lanes, store_width):
             epilogue.each_plane([zero, zero], dst, each)
         else:
             at = [locate()[0] for vector in range(2) for _, locate in epilogue.stores(vector, dst)]
-        words = Vectors(builder, element("int64"), 1)
+        words = Vectors(element("int64"), 1)
         for k, address in enumerate(at):
-            words.store(words.splat(address), builder.add(found, const(8 * k)))
+            words.store(words.splat(address), build.add(found, const(8 * k)))
 
     def kernel(dst, found, written, unused_scratch):
         emit(dst, found, written)

@@ -11,6 +11,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import emitted
+from blockconv.jit.values import build
 from blockconv.kernels.common import halves
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.runtime import address_of
@@ -24,14 +25,14 @@ def convert_halves(code, lanes, to_half, in_integers, flushes):
     half = ElementType.of(code)
 
     @emitted
-    def emit(builder, dst, src):
-        v, stored = Vectors(builder, element("float32"), lanes), Vectors(builder, half, lanes)
+    def emit(dst, src):
+        v, stored = Vectors(element("float32"), lanes), Vectors(half, lanes)
         if in_integers and to_half:
-            bits = halves._rounded_in_integers(v, Vectors(builder, element("int32"), lanes).load(src))
-            stored.store(builder.trunc(bits, stored.kind), dst)
+            bits = halves._rounded_in_integers(v, Vectors(element("int32"), lanes).load(src))
+            stored.store(build.trunc(bits, stored.kind), dst)
         elif in_integers:
-            wide = Vectors(builder, element("int32"), lanes)
-            v.store(halves._widened_in_integers(v, builder.zext(stored.load(src), wide.kind)), dst)
+            wide = Vectors(element("int32"), lanes)
+            v.store(halves._widened_in_integers(v, build.zext(stored.load(src), wide.kind)), dst)
         elif to_half:
             stored.store(halves.rounded(v, half, v.load(src), flushes=bool(flushes)), dst)
         else:
