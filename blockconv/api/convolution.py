@@ -24,7 +24,8 @@ from blockconv.core.problem import Conv2dProblem, window_fields
 from blockconv.core.types import Array, Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, is_channels_last
-from blockconv.dispatch.boundary import ONE_IMAGE, read_window
+from blockconv.dispatch.bands import Banded, band
+from blockconv.dispatch.boundary import ONE_IMAGE, PADDINGS, read_window
 from blockconv.dispatch.packing import (
     PLAIN,
     Packing,
@@ -57,7 +58,7 @@ TYPES: Mapping[str, None] = dict.fromkeys(("input", "grad", "residual"))  # for 
 class CheckedConvolution:
     """The checked arguments of a convolution, which are those of `Conv2d`.
 
-    options: stride, padding, dilation, groups, activation, algorithm, accuracy.
+    options: stride, padding, dilation, groups, activation, algorithm, accuracy; padding_mode, if there is one.
     op: the function's name in the texts of errors.
     """
 
@@ -73,13 +74,16 @@ class CheckedConvolution:
         quantized: QuantizedOptions,
         op: str | None = None,
     ) -> None:
-        stride, padding, dilation, groups, activation, algorithm, accuracy = options
+        stride, padding, dilation, groups, activation, algorithm, accuracy, *mode = options
         self._op = op = op or self._op
         self.weight: Weight = as_weight(weight, op)
         self.bias = None if bias is None else as_numpy(bias, op, "bias", kept=True)
         self.groups, self.padding = self._check_parameters(groups), padding
         kernel = (int(self.weight.shape[2]), int(self.weight.shape[3]))
         self.stride, self._pads, self.dilation = read_window(op, kernel, stride, padding, dilation)
+        if mode and mode[0] not in [*PADDINGS]:
+            raise ArgumentError(op, "padding_mode", mode[0], f"has to be one of {', '.join(PADDINGS)}")
+        self._mode = PADDINGS[mode[0]] if mode and any(map(any, self._pads)) else "constant"
         self.activation = activation if isinstance(activation, Activation) else read_activation(activation, op)
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
@@ -149,10 +153,14 @@ class CheckedConvolution:
     def _prepare(
         self, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, residual: bool, packs: bool
     ) -> _Prepared:
+        whole = problem
+        if self._mode != "constant":
+            problem = band(whole, src, dst, types.src.itemsize)
         if self.algorithm == "auto":
-            row = selection.choose(problem.row_op, problem, src, dst, types, self.accuracy, once=packs)
+            row: Any = selection.choose(problem.row_op, problem, src, dst, types, self.accuracy, once=packs)
         else:
             row = self._by_algorithm(Request(problem, src, dst, types, anchor=selection.anchor_of(problem)))
+        row = row if whole is problem else Banded(row, whole, self._mode)
         epilogue = self.arithmetic.epilogue(types, residual)
         plain = PLAIN if isinstance(self.weight, BlockedArray) else weights_layout(self.weight) or PLAIN
         return _prepared(row, problem, src, dst, types, get_num_threads(), epilogue, plain if packs else None)
@@ -238,7 +246,7 @@ class CheckedConvolution:
     def _check_channels(self, shape: Shape, channels: int) -> None:
         if len(shape) != 4 or shape[1] != channels:
             rule = f"has to be (N, C, H, W) with C = {channels}, which follows from weight and groups"
-            last = "where channels are the last axis, give x.transpose(0, 3, 1, 2), of one image image[None] for x"
+            last = "where channels are the last axis, give axes='NHWC' to conv2d, and to others x.transpose(0, 3, 1, 2)"
             raise ArgumentError(self._op, self._given, shape, rule, last if shape[-1] == channels else "")
 
     def _out_channels(self, groups: int) -> int:
@@ -273,7 +281,7 @@ class _Prepared(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _prepared(
-    row: Row,
+    row: Row | Banded,
     problem: Conv2dProblem,
     src: Layout,
     dst: Layout,

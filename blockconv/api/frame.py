@@ -409,6 +409,28 @@ def _logical(x: BlockedArray, is_one: bool) -> Any:
 # ---------------------------------------------------------------- arrays
 
 
+def by_axes(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """A function's result on arrays with the axes `axes`, in that order too. given: the arguments, by name."""
+    op, axes, out = given.get("op", function.__name__), given.pop("axes"), given["out"]
+    if "".join(sorted(str(axes))) not in ("CHW", "CHNW"):
+        raise ArgumentError(op, "axes", axes, "has to name the axes of images once, like 'HWC' or 'NHWC'")
+    order = [axes.index(name) for name in "NCHW" if name in axes]
+    for name in ("input", "residual", "out"):
+        if (x := given.get(name)) is not None:
+            if isinstance(x, BlockedArray) or np.ndim(x) != len(order):
+                raise ArgumentError(op, name, x, f"has to be an array of the axes {axes}")
+            given[name] = _in_order(x, order)
+    found = function(**given)
+    made = [_in_order(x, np.argsort(order).tolist()) for x in (found if isinstance(found, tuple) else [found])]
+    first = made[0] if out is None else out
+    return (first, *made[1:]) if isinstance(found, tuple) else first
+
+
+def _in_order(x: Any, axes: Sequence[int]) -> Any:
+    """A view of an array or a tensor with its axes in another order."""
+    return x.permute(*axes) if hasattr(x, "permute") else np.transpose(x, axes)
+
+
 def given_array(op: str, argument: str, x: Any) -> Any:
     """A BlockedArray as it is, anything else as an array."""
     return x if isinstance(x, BlockedArray) else as_numpy(x, op, argument)

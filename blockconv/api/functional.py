@@ -15,6 +15,7 @@ import numpy.typing as npt
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
 from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions
 from blockconv.api.convolution import convolution_frame
+from blockconv.api.frame import by_axes
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_autocast, as_numpy, like, with_gradient
@@ -51,6 +52,8 @@ def conv2d(
     residual_quantization: Quantization | None = None,
     out_dtype: npt.DTypeLike | None = None,
     rounding: str = "half_even",
+    padding_mode: str = "zeros",
+    axes: str | None = None,
 ) -> Array:
     """torch.nn.functional.conv2d on arrays, torch CPU tensors and BlockedArrays, with a fused residual and activation.
 
@@ -67,8 +70,12 @@ def conv2d(
     bias: None, or (O,) of the weight's dtype. 16-bit inputs also take float32. Integer inputs take int32, whose scale
         is the input's scale times the weight's.
     stride: an int of at least 1, or a pair (height, width).
-    padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" or "same".
+    padding: pixels around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" or "same".
         "valid" adds none. "same" gives an output of the input's size, and needs a stride of 1.
+    padding_mode: what they are: "zeros", or as in PyTorch "reflect", "replicate" or "circular" pixels of the input, or
+        NumPy's "symmetric". The input is read by index, in bands of rows that are copied to memory in the caches. The
+        names of NumPy and SciPy are taken too, but "reflect" is PyTorch's, which SciPy calls "mirror". Tensors that
+        require a gradient need "zeros".
     dilation: an int of at least 1, or a pair (height, width).
     groups: the number of channel groups; it divides C and O. groups=C is a depthwise convolution.
     activation: None, a name, or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
@@ -79,6 +86,8 @@ def conv2d(
         input or residual.
     out_layout: the output's layout, any native one (`Layout.is_native`). For arrays and tensors "NCHW" or "NHWC", their
         memory format. Default: the input's; for arrays and tensors channels_last if input or weight is, as in PyTorch.
+    axes: the order of the axes of arrays and tensors, such as "HWC" or "NHWC". Default: "CHW" or "NCHW". The weight's
+        axes stay the same.
     algorithm: "auto", "direct", "winograd" or "reference". "auto" takes Winograd where it is predicted to be faster.
         Winograd computes 3x3 windows: float32 and 16-bit floats with stride 1 or 2, 8-bit integers with stride 1. It is
         exact for integers. For floats it rounds differently from the definition, and spreads a NaN or an infinity over
@@ -109,7 +118,7 @@ def conv2d(
     layout whose channel block is a multiple of 4 (NCHW64), and a multiple of 4 channels in each group.
 
     Like PyTorch, it computes a cross-correlation: it does not flip the weights. `scipy.ndimage.convolve` does: give
-    weight[:, :, ::-1, ::-1] for its result, and pad the input first by the mode. With padding="same", a window of even
+    weight[:, :, ::-1, ::-1] and a padding_mode for its result. With padding="same", a window of even
     size k begins (k - 1) // 2 pixels before its output, like scipy's `convolve`. Its `correlate` begins k // 2 before.
 
     Any number of threads may call it at once. The number of threads does not change the bits of the result.
@@ -131,6 +140,8 @@ def conv2d(
     Traceback (most recent call last):
     blockconv.core.errors.ArgumentError: conv2d: stride=0: has to be a positive int or a pair of them
     """
+    if axes is not None:
+        return by_axes(conv2d, locals())  # type: ignore[no-any-return]
     if type(input) is not np.ndarray:
         differentiable = with_gradient(
             "conv2d",
@@ -144,13 +155,14 @@ def conv2d(
             out_quantization=out_quantization,
             residual_quantization=residual_quantization,
             out_dtype=out_dtype,
+            padding_mode=padding_mode,
         )
         if differentiable is not None:
             return differentiable(
                 input, weight, bias, stride, padding, dilation, groups, activation=activation, residual=residual
             )
         input, weight, bias, residual = as_autocast(input, weight, bias, residual)
-    options = (stride, padding, dilation, groups, activation, algorithm, accuracy)
+    options = (stride, padding, dilation, groups, activation, algorithm, accuracy, padding_mode)
     asked: Any = input_quantization, weight_quantization, out_quantization, residual_quantization, out_dtype, rounding
     is_plain = input_quantization is weight_quantization is out_quantization is residual_quantization is out_dtype
     is_plain = is_plain and out_dtype is None and rounding is NOTHING_QUANTIZED.rounding
@@ -170,6 +182,7 @@ def conv1d(
     *,
     activation: ActivationLike = None,
     algorithm: str = "auto",
+    padding_mode: str = "zeros",
 ) -> DenseArray:
     """torch.nn.functional.conv1d on arrays and torch CPU tensors, with a fused activation: `conv2d` over (N, C, 1, L).
 
@@ -180,11 +193,11 @@ def conv1d(
     weight: (O, C / groups, K).
     bias: None, or (O,).
     stride: an int of at least 1.
-    padding: zeros on either side: an int, "valid" (none) or "same" (the output has the input's length; needs a stride
+    padding: pixels on either side: an int, "valid" (none) or "same" (the output has the input's length; needs a stride
         of 1).
     dilation: an int of at least 1.
     groups: the number of channel groups; it divides C and O.
-    activation, algorithm: as in `conv2d`.
+    activation, algorithm, padding_mode: as in `conv2d`.
 
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument.
 
@@ -192,7 +205,7 @@ def conv1d(
     >>> bc.conv1d(np.ones((1, 2, 6), np.float32), np.ones((4, 2, 3), np.float32), padding="same")[0, 0]
     array([4., 6., 6., 6., 6., 4.], dtype=float32)
     """
-    differentiable = with_gradient("conv1d", (input, weight, bias), algorithm=algorithm)
+    differentiable = with_gradient("conv1d", (input, weight, bias), algorithm=algorithm, padding_mode=padding_mode)
     if differentiable is not None:
         return differentiable(input, weight, bias, stride, padding, dilation, groups, activation=activation)
     input, weight, bias = as_autocast(input, weight, bias)
@@ -207,7 +220,7 @@ def conv1d(
         rule = f"has to be (N, C, L) or (C, L) with C = {channels}, which follows from weight and groups"
         raise ArgumentError("conv1d", "input", x, rule)
     wide = padding if isinstance(padding, str) else (0, single(padding))
-    options = (1, single(stride)), wide, (1, single(dilation)), groups, activation, algorithm, "default"
+    options = (1, single(stride)), wide, (1, single(dilation)), groups, activation, algorithm, "default", padding_mode
     given = x[..., None, :], w[:, :, None], bias
     y = _CONV1D(given, options, out_layout="NCHW", values=NOTHING_QUANTIZED)[0]
     return like(input, y[..., 0, :])

@@ -26,7 +26,7 @@ class Conv2d(CheckedConvolution):
     weight: (O, C / groups, KH, KW): float32, float64, bfloat16, float16, or int8 for 8-bit and 4-bit inputs. An array,
         a torch CPU tensor, or a BlockedArray of int4 in any layout. 16-bit inputs also take float32, which is rounded
         to their dtype. It is kept by reference; do not change it, because packed copies do not follow.
-    bias, stride, padding, dilation, groups, activation: as in `conv2d`.
+    bias, stride, padding, padding_mode, dilation, groups, activation: as in `conv2d`.
     layout: the input's layout, any native one (`Layout.is_native`). An input in another layout is reordered, with a
         SlowPathWarning. "auto" takes every native layout, and packs the weights for each one that it meets.
     out_layout: the output's layout, any native one. For arrays and tensors "NCHW" or "NHWC", their memory format.
@@ -70,10 +70,11 @@ class Conv2d(CheckedConvolution):
         residual_quantization: Quantization | None = None,
         out_dtype: npt.DTypeLike | None = None,
         rounding: str = "half_even",
+        padding_mode: str = "zeros",
     ) -> None:
         quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
         quantized = QuantizedOptions(*quantizations, out_dtype, rounding)
-        options = stride, padding, dilation, groups, activation, algorithm, accuracy
+        options = stride, padding, dilation, groups, activation, algorithm, accuracy, padding_mode
         super().__init__(weight, bias, options, quantized)
         is_any = isinstance(layout, str) and layout == "auto"
         self.layout = None if is_any else native_layout(layout, self._op, "layout")
@@ -91,6 +92,7 @@ class Conv2d(CheckedConvolution):
         # The other arguments, in the constructor's order, if they differ from their defaults.
         for default, text in (
             (self._pads == ((0, 0), (0, 0)), f"padding={self.padding!r}"),
+            (self._mode == "constant", f"padding_mode={self._mode!r}"),
             (self.dilation == (1, 1), f"dilation={self.dilation}"),
             (self.groups == 1, f"groups={self.groups}"),
             (self.bias is not None, "bias=False"),

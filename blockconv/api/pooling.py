@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from blockconv.api.annotations import AnyArray, Array, PoolPadding, Sizes
-from blockconv.api.frame import Call, Computation, Frame, Result, as_blocked, chosen, given_array
+from blockconv.api.frame import Call, Computation, Frame, Result, as_blocked, by_axes, chosen, given_array
 from blockconv.api.gradients import checked_shape
 from blockconv.core.checks import (
     MOST_EXTENT,
@@ -176,9 +176,17 @@ def _differentiable(
 
 
 def _average(
-    op: str, input: Array, parameters: tuple[Any, ...], quantizations: tuple[Any, Any], out: Any, out_layout: Any
+    op: str,
+    input: Array,
+    parameters: tuple[Any, ...],
+    quantizations: tuple[Any, Any],
+    out: Any,
+    out_layout: Any,
+    axes: str | None = None,
 ) -> Array:
     """The averages of an array, with a gradient if it needs one."""
+    if axes is not None:
+        return by_axes(_average, locals())  # type: ignore[no-any-return]
     kind, average = None, _differentiable(op, input, out, out_layout, quantizations)
     if average is not None:
         return average(input, *parameters)
@@ -202,6 +210,7 @@ def max_pool2d(
     *,
     out: Array | None = ...,
     out_layout: Layout | str | None = ...,
+    axes: str | None = ...,
 ) -> Array: ...
 
 
@@ -217,6 +226,7 @@ def max_pool2d(
     return_indices: Literal[True],
     out: Array | None = ...,
     out_layout: Layout | str | None = ...,
+    axes: str | None = ...,
 ) -> tuple[Array, Array]: ...
 
 
@@ -231,6 +241,7 @@ def max_pool2d(
     *,
     out: Array | None = None,
     out_layout: Layout | str | None = None,
+    axes: str | None = None,
 ) -> Array | tuple[Array, Array]:
     """torch.nn.functional.max_pool2d: the largest element of each window, NaN if it holds one.
 
@@ -253,6 +264,7 @@ def max_pool2d(
         input.
     out_layout: the output's layout, any native one; pooling is then followed by a reorder. For arrays and tensors
         "NCHW" or "NHWC", their memory format. Default: the input's.
+    axes: the order of the axes of arrays and tensors, such as "HWC" or "NHWC". Default: "CHW" or "NCHW".
 
     Any number of threads may call it at once. The number of threads does not change the bits of the result.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
@@ -265,7 +277,11 @@ def max_pool2d(
     >>> bc.max_pool2d(x, 2, return_indices=True)[1][0, 0]
     array([[ 5,  7],
            [13, 15]])
+    >>> bc.max_pool2d(np.ones((48, 64, 3), np.uint8), 2, axes="HWC").shape
+    (24, 32, 3)
     """
+    if axes is not None:
+        return by_axes(max_pool2d, locals())  # type: ignore[no-any-return]
     parameters = (kernel_size, stride, padding, dilation, ceil_mode)
     if (differentiable := _differentiable("max_pool2d", input, out, out_layout)) is not None:
         return differentiable(input, *parameters, return_indices)
@@ -288,6 +304,7 @@ def avg_pool2d(
     out_layout: Layout | str | None = None,
     input_quantization: Quantization | None = None,
     out_quantization: Quantization | None = None,
+    axes: str | None = None,
 ) -> Array:
     """torch.nn.functional.avg_pool2d: the mean of each window.
 
@@ -307,6 +324,7 @@ def avg_pool2d(
         input.
     out_layout: the output's layout, any native one; pooling is then followed by a reorder. For arrays and tensors
         "NCHW" or "NHWC", their memory format. Default: the input's.
+    axes: the order of the axes of arrays and tensors, such as "HWC" or "NHWC". Default: "CHW" or "NCHW".
 
     Quantized arguments, for 8-bit and 4-bit inputs:
 
@@ -325,7 +343,7 @@ def avg_pool2d(
     array([0.25, 0.5 , 0.25], dtype=float32)
     """
     parameters = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    return _average("avg_pool2d", input, parameters, (input_quantization, out_quantization), out, out_layout)
+    return _average("avg_pool2d", input, parameters, (input_quantization, out_quantization), out, out_layout, axes)
 
 
 def adaptive_avg_pool2d(
@@ -336,6 +354,7 @@ def adaptive_avg_pool2d(
     out_layout: Layout | str | None = None,
     input_quantization: Quantization | None = None,
     out_quantization: Quantization | None = None,
+    axes: str | None = None,
 ) -> Array:
     """torch.nn.functional.adaptive_avg_pool2d: means of windows that divide the input into `output_size`.
 
@@ -347,7 +366,7 @@ def adaptive_avg_pool2d(
         in an NCHW64 BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied
         once.
     output_size: OH and OW: an int of at least 0 for both, or a pair; None in a pair keeps the input's size.
-    out, out_layout, input_quantization, out_quantization: as in `avg_pool2d`.
+    out, out_layout, axes, input_quantization, out_quantization: as in `avg_pool2d`.
 
     Any number of threads may call it at once. The number of threads does not change the bits of the result.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
@@ -357,7 +376,7 @@ def adaptive_avg_pool2d(
     array([[0.5, 2.5, 4.5]], dtype=float32)
     """
     quantizations = input_quantization, out_quantization
-    return _average("adaptive_avg_pool2d", input, (output_size,), quantizations, out, out_layout)
+    return _average("adaptive_avg_pool2d", input, (output_size,), quantizations, out, out_layout, axes)
 
 
 def global_avg_pool2d(

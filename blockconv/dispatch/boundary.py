@@ -29,7 +29,7 @@ def given_images(op: str, input: Any, argument: str) -> Array:
     """An array or tensor as one of (N, C, H, W). Raises ArgumentError for another number of dimensions."""
     x = as_numpy(input, op, argument)
     if x.ndim == 3 and "pool" in op and x.shape[2] in (3, 4) and min(x.shape[:2]) > 16:
-        said = f"blockconv: {op}: {argument} is (C, H, W) = {x.shape}; for an image (H, W, C) give x.transpose(2, 0, 1)"
+        said = f"blockconv: {op}: {argument} is (C, H, W) = {x.shape}; for an image (H, W, C) give axes='HWC'"
         warn(said, stacklevel=7, category=UserWarning)
     x = x[None] if x.ndim == 3 else x
     if x.ndim != 4:
@@ -152,24 +152,24 @@ def pads(op: str, padding: Any, kernel: tuple[Any, ...], stride: Pair, dilation:
     return same
 
 
-# NumPy's names of paddings by other values than zero, and the names that PyTorch and SciPy have for them.
-_PADDED = {
+# The names that PyTorch, NumPy and SciPy have for paddings, and NumPy's. SciPy's "reflect" is "symmetric" here.
+_NAMES = {
+    "constant": "zeros constant grid-constant",
     "reflect": "reflect mirror",
     "symmetric": "symmetric grid-mirror",
     "edge": "edge replicate nearest",
     "wrap": "wrap circular grid-wrap",
 }
+PADDINGS = {name: mode for mode, names in _NAMES.items() for name in names.split()}
 
 
 def _padded_before(padding: str, total: list[int], same: tuple[object, ...]) -> str:
     """The remedy for a padding that others have a name for. total: what "full" adds on each side."""
     if padding == "full":
         return f"give padding={tuple(total)}"
-    mode = next((mode for mode, names in _PADDED.items() if padding in names.split()), None)
-    if mode is None:
+    if PADDINGS.get(padding, "constant") == "constant":
         return f"for zeros, and an output of the input's size, give padding={same}"
-    scipys = "; scipy.ndimage's 'reflect' is NumPy's 'symmetric'" if padding == "reflect" else ""
-    return f"give np.pad(input, {((0, 0), (0, 0), *same)}, mode={mode!r}) as input, and padding=0{scipys}"
+    return f"give padding={same} and padding_mode={padding!r}"
 
 
 def sides(op: str, padding: Any, kinds: str) -> Pads:

@@ -320,11 +320,12 @@ MODES = {
 def test_a_padding_that_others_have_a_name_for(mode, size, dilation):
     w = W[:, :, : size[0], : size[1]]
     told = remedy_of(lambda: bc.conv2d(X, w, padding=mode, dilation=dilation))
-    padded = eval(told.partition("give ")[2].partition(" as input")[0], {"np": np, "input": X})
-    found = bc.conv2d(padded, w, dilation=dilation)
+    options = eval(f"dict({told.removeprefix('give ').replace(' and ', ', ')})")
+    found = bc.conv2d(X, w, dilation=dilation, **options)
     assert found.shape == (*X.shape[:1], len(w), *X.shape[2:])
     total = [d * (k - 1) for d, k in zip(np.broadcast_to(dilation, 2), size, strict=True)]
-    assert np.array_equal(padded, np.pad(X, [(0, 0), (0, 0), *((t // 2, t - t // 2) for t in total)], MODES[mode]))
+    padded = np.pad(X, [(0, 0), (0, 0), *((t // 2, t - t // 2) for t in total)], MODES[mode])
+    assert np.array_equal(found, bc.conv2d(padded, w, dilation=dilation))
 
 
 def test_a_full_padding_and_one_of_zeros():
