@@ -125,6 +125,23 @@ def _parts_of(p: Any) -> list[Copied]:
     return [Copied(p.shape, p.dst_shape, spans, (0,) * len(spans))]
 
 
+def _by_runs(part: Copied, dst: Layout, itemsize: int) -> list[Copied]:
+    """A part in several, each of a run along one axis, where pixels are short: those of a run are one extent."""
+    for axis in reversed(dst.axes(part.dst_shape)):
+        spans, begin, found = part.spans[axis.dim], part.starts[axis.dim], list[Copied]()
+        if sum(span.action == COPY for span in spans) > 1:
+            break
+        itemsize *= axis.size
+    if axis.stride == 1 or itemsize > SHORT or len(spans) > MOST_RUNS:
+        return [part]
+    for span in spans:
+        of_axes = [*zip(part.spans, part.starts, strict=True)]
+        of_axes[axis.dim] = (span,), begin
+        found.append(Copied(*part[:2], *zip(*of_axes, strict=True)))
+        begin += span.size
+    return found
+
+
 def _whole(shape: Shape) -> tuple[tuple[CopySpan, ...], ...]:
     return tuple((CopySpan(size),) for size in shape)
 
@@ -170,28 +187,28 @@ def _copies(request: Request, quantizations: Quantizations, padding: int, stream
     # Integers that mean the same are moved as they are, whatever rounding would do to them.
     plain = [not ends or (ends[0] == ends[1] and not is_reorder) for ends in given]
 
-    def loops() -> list[CopyLoops | None]:
-        return [loops_of(part, src, dst) for part in parts]
+    def loops() -> list[tuple[int, CopyLoops]]:
+        cut = [(k, one) for k, part in enumerate(parts) for one in _by_runs(part, dst, types.dst.itemsize)]
+        return [(k, found) for k, one in cut if (found := loops_of(one, src, dst)) is not None]
 
     def launches() -> list[Launch]:
         made = []
-        for k, found in enumerate(loops()):
-            if found is not None:
-                if plain[k]:
-                    zero = types.dst.bits(given[k][1].zero_point) if given[k] else padding
-                    elements = MovedElements.bits(types.src.itemsize, zero)
-                else:
-                    elements = MovedElements.converted(types, given[k])
-                filled = types.dst.bits(p.value) if isinstance(p, GatherProblem) else elements.fill
-                launch = _copy_op(found, elements, filled, request.threads, stream)
-                made.append(launch.with_buffers({0: k, 1: len(parts)}))
+        for k, found in loops():
+            if plain[k]:
+                zero = types.dst.bits(given[k][1].zero_point) if given[k] else padding
+                elements = MovedElements.bits(types.src.itemsize, zero)
+            else:
+                elements = MovedElements.converted(types, given[k])
+            filled = types.dst.bits(p.value) if isinstance(p, GatherProblem) else elements.fill
+            launch = _copy_op(found, elements, filled, request.threads, stream)
+            made.append(launch.with_buffers({0: k, 1: len(parts)}))
         return made
 
     def cost() -> float:
         """Bytes at the speed of a copy, or the moves of all extents, whichever takes longer."""
         m, written = request.machine, dst.size(p.dst_shape)
         read = src.size(p.shape) if is_reorder else written
-        some = [found for found in loops() if found is not None]
+        some = [found for _, found in loops()]
         turns = sum(len(found.rows) * len(found.extents) for found in some)
         moves = sum(found.moves(types.dst.itemsize) for found in some)
         seconds = moves * MOVE * m.scalar_seconds() + turns * TURN_CYCLES * m.cycle_seconds()
@@ -300,6 +317,7 @@ def _converted_seconds(machine: Machine, elements: int, types: Types) -> float:
     return elements / machine.lanes(4) * each * machine.cycle_seconds()
 
 
+SHORT, MOST_RUNS = 256, 8  # bytes of a pixel, and runs of pixels, that are copied by runs
 MOVE = 1.6  # a load, a store and their loop, in scalar moves
 TURN_CYCLES = 12  # of an extent of all columns of a row
 INSTRUCTION_CYCLES = 0.9  # of a tile that is transposed
