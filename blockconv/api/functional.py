@@ -72,10 +72,8 @@ def conv2d(
     stride: an int of at least 1, or a pair (height, width).
     padding: pixels around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" or "same".
         "valid" adds none. "same" gives an output of the input's size, and needs a stride of 1.
-    padding_mode: what they are: "zeros", or as in PyTorch "reflect", "replicate" or "circular" pixels of the input, or
-        NumPy's "symmetric". The input is read by index, in bands of rows that are copied to memory in the caches. The
-        names of NumPy and SciPy are taken too, but "reflect" is PyTorch's, which SciPy calls "mirror". Tensors that
-        require a gradient need "zeros".
+    padding_mode: "zeros", or pixels of the input, by index: "reflect", "replicate" or "circular" as in PyTorch, or
+        "symmetric", which SciPy calls "reflect". Other names of NumPy and SciPy do too. Gradients need "zeros".
     dilation: an int of at least 1, or a pair (height, width).
     groups: the number of channel groups; it divides C and O. groups=C is a depthwise convolution.
     activation: None, a name, or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
@@ -141,7 +139,7 @@ def conv2d(
     blockconv.core.errors.ArgumentError: conv2d: stride=0: has to be a positive int or a pair of them
     """
     if axes is not None:
-        return by_axes(conv2d, locals())  # type: ignore[no-any-return]
+        return by_axes(conv2d, locals())
     if type(input) is not np.ndarray:
         differentiable = with_gradient(
             "conv2d",

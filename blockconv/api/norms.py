@@ -270,8 +270,7 @@ def group_norm(
     eps: what is added to the variance.
     per_pixel: whether each pixel of (N, C, H, W) has statistics of its own, of shape (N, num_groups, H, W). One such
         group is layer normalisation over the channels.
-    out: None, or the array to write and return as the output, of the input's kind, shape and dtype. It must not overlap
-        the input. Default: a new one.
+    out: as in `batch_norm`.
 
     Statistics are float32, or float64 for float64 inputs, and have the same bits for any number of threads. With
     per_pixel and several groups, layouts whose channels are apart are reordered to NHWC and back.
@@ -305,8 +304,7 @@ def group_norm_backward(
 
     grad: the gradient of the output, of the input's shape and dtype. In another layout it is reordered.
     input, num_groups, weight, per_pixel: those of `group_norm`. mean, inverse: what it returned.
-    out: None, or the array to write and return as the gradient of the input, of its kind, shape and dtype. It must not
-        overlap input or grad. Default: a new one.
+    out: as in `batch_norm_backward`.
 
     All have the same bits for any number of threads. A call needs 1/16 of the input's elements as workspace, or less.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.

@@ -186,7 +186,7 @@ def _average(
 ) -> Array:
     """The averages of an array, with a gradient if it needs one."""
     if axes is not None:
-        return by_axes(_average, locals())  # type: ignore[no-any-return]
+        return by_axes(_average, locals())
     kind, average = None, _differentiable(op, input, out, out_layout, quantizations)
     if average is not None:
         return average(input, *parameters)
@@ -281,7 +281,7 @@ def max_pool2d(
     (24, 32, 3)
     """
     if axes is not None:
-        return by_axes(max_pool2d, locals())  # type: ignore[no-any-return]
+        return by_axes(max_pool2d, locals())
     parameters = (kernel_size, stride, padding, dilation, ceil_mode)
     if (differentiable := _differentiable("max_pool2d", input, out, out_layout)) is not None:
         return differentiable(input, *parameters, return_indices)
@@ -310,21 +310,11 @@ def avg_pool2d(
 
     Returns (N, C, OH, OW) of the input's kind and dtype: OH = (H + top + bottom - KH) // stride + 1, and OW likewise.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor (gradients flow), or a 4-D
-        BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4 in an NCHW64
-        BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once.
-    kernel_size: an int of at least 1, or a pair (height, width).
-    stride: an int of at least 1, or a pair (height, width). Default: kernel_size.
+    input, kernel_size, stride, ceil_mode, out, out_layout, axes: as in `max_pool2d`.
     padding: zeros around the input: an int, a pair (height, width), or ((top, bottom), (left, right)). At most half
         of kernel_size on each side.
-    ceil_mode: round OH and OW up. Windows may then reach beyond the end padding, if they begin in input or padding.
     count_include_pad: True: divide each sum by the window's elements in the padded input. False: in the input alone.
     divisor_override: None, or an int other than zero, to divide every sum by instead.
-    out: None, or the array to write and return, of the output's kind, shape, dtype and layout. It must not overlap the
-        input.
-    out_layout: the output's layout, any native one; pooling is then followed by a reorder. For arrays and tensors
-        "NCHW" or "NHWC", their memory format. Default: the input's.
-    axes: the order of the axes of arrays and tensors, such as "HWC" or "NHWC". Default: "CHW" or "NCHW".
 
     Quantized arguments, for 8-bit and 4-bit inputs:
 
@@ -335,7 +325,6 @@ def avg_pool2d(
     Sums of integers are exact. They are divided, as float32, by their count times the output's scale over the input's,
     and rounded to the nearest integer, halves to even.
 
-    Any number of threads may call it at once. The number of threads does not change the bits of the result.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
 
     >>> import numpy as np, blockconv as bc
@@ -361,14 +350,10 @@ def adaptive_avg_pool2d(
     Returns (N, C, OH, OW) of the input's kind and dtype. The window of output row i begins at row i * H // OH and ends
     before row ceil((i + 1) * H / OH). Columns likewise.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N; C may be 0. An array, a torch CPU tensor (gradients
-        flow), or a 4-D BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4
-        in an NCHW64 BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied
-        once.
+    input: as in `max_pool2d`; C may be 0.
     output_size: OH and OW: an int of at least 0 for both, or a pair; None in a pair keeps the input's size.
     out, out_layout, axes, input_quantization, out_quantization: as in `avg_pool2d`.
 
-    Any number of threads may call it at once. The number of threads does not change the bits of the result.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
 
     >>> import numpy as np, blockconv as bc
@@ -391,12 +376,9 @@ def global_avg_pool2d(
 
     Returns (N, C, 1, 1), or (C, 1, 1), of the input's kind and dtype.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor without gradient, or a 4-D
-        BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4 in an NCHW64
-        BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once.
+    input: as in `max_pool2d`, but a tensor without gradient.
     out, out_layout, input_quantization, out_quantization: as in `avg_pool2d`.
 
-    Any number of threads may call it at once. The number of threads does not change the bits of the result.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
 
     >>> import numpy as np, blockconv as bc
@@ -411,12 +393,9 @@ def global_max_pool2d(input: Array, *, out: Array | None = None, out_layout: Lay
 
     Returns (N, C, 1, 1), or (C, 1, 1), of the input's kind and dtype; NaN for a channel that holds one.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor without gradient, or a 4-D
-        BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4 in an NCHW64
-        BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once.
+    input: as in `max_pool2d`, but a tensor without gradient.
     out, out_layout: as in `max_pool2d`.
 
-    Any number of threads may call it at once. The number of threads does not change the bits of the result.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
 
     >>> import numpy as np, blockconv as bc

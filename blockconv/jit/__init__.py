@@ -1,28 +1,13 @@
 """From a kernel's Python body to machine code, and where that is kept."""
 
-from blockconv.jit.cache import cache_directory, disk_cache
-from blockconv.jit.families import (
-    Addressed,
-    Kernel,
-    KernelFamily,
-    Wanted,
-    collecting,
-    kernel,
-    telling,
-    unrolled_kernel,
-    unswitched_kernel,
-)
-
-__all__ = [
-    "Addressed",
-    "Kernel",
-    "KernelFamily",
-    "Wanted",
-    "cache_directory",
-    "collecting",
-    "disk_cache",
-    "kernel",
-    "telling",
-    "unrolled_kernel",
-    "unswitched_kernel",
-]
+from blockconv.jit.cache import cache_directory as cache_directory
+from blockconv.jit.cache import disk_cache as disk_cache
+from blockconv.jit.families import Addressed as Addressed
+from blockconv.jit.families import Kernel as Kernel
+from blockconv.jit.families import KernelFamily as KernelFamily
+from blockconv.jit.families import Wanted as Wanted
+from blockconv.jit.families import collecting as collecting
+from blockconv.jit.families import kernel as kernel
+from blockconv.jit.families import telling as telling
+from blockconv.jit.families import unrolled_kernel as unrolled_kernel
+from blockconv.jit.families import unswitched_kernel as unswitched_kernel

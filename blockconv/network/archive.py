@@ -26,7 +26,7 @@ from blockconv.network.ops.rule import Tensor
 from blockconv.network.rest import Rest
 
 FORMAT = 1
-_ATTRIBUTES: dict[str, Any] = {name: getattr(ops, name) for name in ops.__all__ if isinstance(getattr(ops, name), type)}
+_ATTRIBUTES: dict[str, Any] = {name: each for name, each in vars(ops).items() if isinstance(each, type)}
 _RECORDS: dict[str, Any] = {**_ATTRIBUTES, "Activation": Activation}
 
 

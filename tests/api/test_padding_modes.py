@@ -10,7 +10,7 @@ import pytest
 from conv_arrays import F, blocked, channels_last, torch
 
 import blockconv as bc
-from blockconv.dispatch import bands
+from blockconv.api import convolution as bands
 
 NUMPYS = {"reflect": "reflect", "replicate": "edge", "circular": "wrap", "symmetric": "symmetric", "mirror": "reflect"}
 LAYOUTS = ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4", "HWCN", "CHWN", "NCHW4n4c")

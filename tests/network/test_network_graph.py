@@ -123,7 +123,7 @@ def test_inputs_are_checked():
 
 RECORDS = [
     record
-    for record in (getattr(ops, name) for name in ops.__all__)
+    for record in vars(ops).values()
     if isinstance(record, type) and issubclass(record, ops.Op) and dataclasses.is_dataclass(record)
 ]
 

@@ -378,7 +378,7 @@ def test_every_layout_is_seen() -> None:
     assert {str(p.values[0]) for p in isa_layouts()} == set(LAYOUTS)
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", [name for name, each in vars(ops).items() if isinstance(each, type)])
 def test_an_op_and_its_problem_agree_on_attributes(name: str) -> None:
     """`Solved.problem` copies them by name: the problem takes all that the op does, and required fields have values."""
     op: Any = getattr(ops, name)

@@ -10,24 +10,11 @@ the field `activation`; it is the identity unless fusion set it. The records of 
 stand for; other ops take integers as they are. A family exports what its `__all__` names.
 """
 
-from blockconv.core.checks import Shape
-from blockconv.core.problem import PoolKind
-from blockconv.network.ops import (
-    axes,
-    dynamic,
-    elementwise,
-    foreign,
-    gradients,
-    indexed,
-    moves,
-    norm,
-    products,
-    quantized,
-    recurrent,
-    windows,
-)
+from blockconv.core.checks import Shape as Shape
+from blockconv.core.problem import PoolKind as PoolKind
 from blockconv.network.ops.axes import *  # noqa: F403
-from blockconv.network.ops.base import Op, Solved
+from blockconv.network.ops.base import Op as Op
+from blockconv.network.ops.base import Solved as Solved
 from blockconv.network.ops.dynamic import *  # noqa: F403
 from blockconv.network.ops.elementwise import *  # noqa: F403
 from blockconv.network.ops.foreign import *  # noqa: F403
@@ -39,22 +26,3 @@ from blockconv.network.ops.products import *  # noqa: F403
 from blockconv.network.ops.quantized import *  # noqa: F403
 from blockconv.network.ops.recurrent import *  # noqa: F403
 from blockconv.network.ops.windows import *  # noqa: F403
-
-__all__ = [
-    "Op",
-    "PoolKind",
-    "Shape",
-    "Solved",
-    *axes.__all__,
-    *dynamic.__all__,
-    *elementwise.__all__,
-    *foreign.__all__,
-    *gradients.__all__,
-    *indexed.__all__,
-    *moves.__all__,
-    *norm.__all__,
-    *products.__all__,
-    *quantized.__all__,
-    *recurrent.__all__,
-    *windows.__all__,
-]
