@@ -42,7 +42,6 @@ from blockconv.dispatch.quantizing import check_zero_point, with_weights
 from blockconv.kernels import Row, WeightForm
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.table import Epilogue, Primitive
-from blockconv.machine.machine import host
 from blockconv.runtime import Launch, Program, address_of, get_num_threads
 
 # The kernels of the table that each algorithm may take.
@@ -157,7 +156,7 @@ class CheckedConvolution:
     ) -> _Prepared:
         whole = problem
         if self._mode != "constant":
-            problem = band(whole, src, dst, types.src.itemsize)
+            problem = band(whole, src, dst, types)
         if self.algorithm == "auto":
             row: Any = selection.choose(problem.row_op, problem, src, dst, types, self.accuracy, once=packs)
         else:
@@ -311,10 +310,10 @@ FEWEST = 32  # rows of a band: each band reads the weights, and some rows that t
 WRITTEN, WORKSPACE = (3, 4), 6  # buffers of a convolution: destination and residual; see `kernels.common.operands`
 
 
-def band(p: Conv2dProblem, src: Layout, dst: Layout, itemsize: int) -> Conv2dProblem:
+def band(p: Conv2dProblem, src: Layout, dst: Layout, types: Types) -> Conv2dProblem:
     """The problem of a band, without padding. The second-level cache holds its source, if rows are short."""
     extent, iw = (p.kh - 1) * p.dh + 1, p.iw + p.pw + p.pw_r
-    fitting = host().second_level_cache // (itemsize * src.size((p.n, p.ic, 1, iw)))
+    fitting = Request(p, src, dst, types).machine.second_level_cache // types.src.nbytes(src.size((p.n, p.ic, 1, iw)))
     rows = p.oh if dst.blocks[0] > 1 else max(FEWEST, (fitting - extent) // p.sh)  # those write all images of a block
     ih = (-(-p.oh // -(-p.oh // rows)) - 1) * p.sh + extent
     return replace(p, ih=ih, iw=iw, ph=0, pw=0, ph_r=0, pw_r=0)
