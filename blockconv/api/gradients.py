@@ -17,10 +17,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem, window_fields
 from blockconv.core.types import FLOATS, Types, element
 from blockconv.dispatch.array import NCHW
-from blockconv.dispatch.boundary import (
-    output_paddings,
-    read_window,
-)
+from blockconv.dispatch.boundary import output_paddings, read_window
 
 
 class _Transposed(CheckedConvolution):

@@ -16,16 +16,7 @@ import numpy as np
 from blockconv.api.annotations import AnyArray, Array, PoolPadding, Sizes
 from blockconv.api.frame import Call, Computation, Frame, Result, as_blocked, by_axes, chosen, given_array
 from blockconv.api.gradients import checked_shape
-from blockconv.core.checks import (
-    MOST_EXTENT,
-    Pair,
-    Shape,
-    check_extents,
-    check_flag,
-    check_same,
-    read_sizes,
-    whole,
-)
+from blockconv.core.checks import MOST_EXTENT, Pair, Shape, check_extents, check_flag, check_same, read_sizes, whole
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import with_gradient
 from blockconv.core.layout import Layout

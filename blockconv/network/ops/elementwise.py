@@ -10,13 +10,7 @@ from blockconv.core.checks import Shape, broadcast, checked_shape, checked_word
 from blockconv.core.element_problem import BinaryKind, ElementsProblem, GradientKind
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import FLOATS, NIBBLES, NUMBERS, WHOLE, Array, ElementType, FloatType, Types, element
-from blockconv.network.ops.base import (
-    BetweenTypes,
-    Scaled,
-    Solved,
-    check_type,
-    common_type,
-)
+from blockconv.network.ops.base import BetweenTypes, Scaled, Solved, check_type, common_type
 from blockconv.network.ops.rule import Axes, Layouts, Reads, Site, same_pixels
 
 __all__ = ["Activate", "ActivationBackward", "Affine", "Binary", "BinaryKind", "Cast", "Convert", "Where"]

@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.checks import Shape, check_same, checked_word
-from blockconv.core.element_problem import (
-    IndexForm,
-    IndexProblem,
-    ScanKind,
-    ScanProblem,
-    ScatterKind,
-    TopProblem,
-)
+from blockconv.core.element_problem import IndexForm, IndexProblem, ScanKind, ScanProblem, ScatterKind, TopProblem
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.types import Array, ElementType, Types, element
 from blockconv.network.ops.base import RowMajor, check_type

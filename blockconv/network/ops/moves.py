@@ -9,14 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from blockconv.core.checks import Pair, Shape, check_axis, check_rank, checked_wholes
-from blockconv.core.eltwise_problem import (
-    OUTSIDE,
-    ConcatProblem,
-    GatherProblem,
-    TransposeProblem,
-    runs_along,
-    runs_of,
-)
+from blockconv.core.eltwise_problem import OUTSIDE, ConcatProblem, GatherProblem, TransposeProblem, runs_along, runs_of
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Array

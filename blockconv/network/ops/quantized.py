@@ -11,15 +11,7 @@ import numpy as np
 from blockconv.core.activation import IDENTITY
 from blockconv.core.checks import Shape, check_axis
 from blockconv.core.errors import ArgumentError
-from blockconv.core.quantization import (
-    PLAIN,
-    Quantization,
-    Quantizations,
-    Requantization,
-    difference,
-    integers,
-    real,
-)
+from blockconv.core.quantization import PLAIN, Quantization, Quantizations, Requantization, difference, integers, real
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, IntegerType, Types, element
 from blockconv.network.ops.base import BetweenTypes, Op, check_type
 from blockconv.network.ops.elementwise import Activate, Affine, Binary, ElementwiseOp

@@ -23,15 +23,7 @@ from blockconv.core.problem import (
 from blockconv.core.quantization import PLAIN, Quantization
 from blockconv.core.types import Array, ElementType, Types, element
 from blockconv.network.ops.base import Op, Solved, check_type, common_type, framed
-from blockconv.network.ops.rule import (
-    ALL_PIXELS,
-    Axes,
-    Layouts,
-    Reads,
-    Site,
-    same_pixels,
-    windows_of,
-)
+from blockconv.network.ops.rule import ALL_PIXELS, Axes, Layouts, Reads, Site, same_pixels, windows_of
 
 __all__ = ["AdaptivePool2d", "Conv2d", "ConvTranspose2d", "Convolution", "IntegerConvolution", "Pool2d", "Weighted"]
 

@@ -13,16 +13,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Array
 from blockconv.network.graph import Network, Node, holds
-from blockconv.network.ops import (
-    Affine,
-    Binary,
-    Conv2d,
-    Dequantize,
-    DynamicConv2d,
-    FindQuantization,
-    Reshape,
-    Slice,
-)
+from blockconv.network.ops import Affine, Binary, Conv2d, Dequantize, DynamicConv2d, FindQuantization, Reshape, Slice
 from blockconv.network.passes import simplify
 from blockconv.network.passes.rewrite import Edit, rewritten, rule
 

@@ -14,15 +14,7 @@ from blockconv.core.problem import ReorderProblem
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network.graph import Network
 from blockconv.network.memory import same_bytes
-from blockconv.network.planning.planned import (
-    Options,
-    Planned,
-    cost_key,
-    ends,
-    formulated,
-    read_layouts,
-    reorder_key,
-)
+from blockconv.network.planning.planned import Options, Planned, cost_key, ends, formulated, read_layouts, reorder_key
 from blockconv.network.planning.planner import Assignment, Choice, evaluate
 
 NEAREST = 3  # keys that an error lists
