@@ -91,13 +91,6 @@ def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d", alone: bo
     return Activation(name, first=first, second=second)
 
 
-def function(name: str, *parameters: float) -> Activation:
-    """The function of `FUNCTIONS` with this name, as what an op `Activate` computes. Parameters may lack the last."""
-    defaults = [*FUNCTIONS[name].parameters.values()]
-    first, second = (*parameters, *defaults[len(parameters) :], 0.0, 0.0)[:2]
-    return Activation(name, first=first, second=second)
-
-
 # ---------------------------------------------------------------- code over vectors: `v` is the generator of kernels
 
 

@@ -12,7 +12,7 @@ import pytest
 from eltwise_lab import available, check, of_channels
 from storage_oracle import Array
 
-from blockconv.core.activation import FUNCTIONS, activation, function
+from blockconv.core.activation import FUNCTIONS, activation
 from blockconv.core.types import FLOATS, Types, element
 from blockconv.kernels import TABLE
 from blockconv.network import ops
@@ -43,8 +43,16 @@ CASES: list[tuple[str, ops.Op, str, str, list[Any]]] = [
     ("add", ops.Binary("add", CLIP), "NCHW16", B, ALWAYS),
     *(("affine", ops.Affine(CLIP), lay, kind, ALWAYS) for lay in ("NCHW", "NHWC", "NCHW4", "CHWN4") for kind in (B, F)),
     ("affine", ops.Affine(), "NCHW16", F, AS_OTHERS),
-    *((name, ops.Activate(function(name)), "NCHW8", kind, ALWAYS) for name in ("exp", "erf") for kind in (B, F)),
-    *((name, ops.Activate(function(name)), "NHWC", B, SELDOM) for name in FUNCTIONS if name not in ("log", "sqrt")),
+    *(
+        (name, ops.Activate(activation(name, alone=True)), "NCHW8", kind, ALWAYS)
+        for name in ("exp", "erf")
+        for kind in (B, F)
+    ),
+    *(
+        (name, ops.Activate(activation(name, alone=True)), "NHWC", B, SELDOM)
+        for name in FUNCTIONS
+        if name not in ("log", "sqrt")
+    ),
     ("scale", ops.Binary("mul"), "NHWC", B, SELDOM),
     ("remainder", ops.Binary("fmod"), "NHWC", B, ALWAYS),
     ("concat", JOIN, "NCHW16", B, ALWAYS),

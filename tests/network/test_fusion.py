@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from blockconv.core.activation import activation, function
+from blockconv.core.activation import activation
 from blockconv.core.errors import NetworkError
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
@@ -201,7 +201,7 @@ def test_what_is_broadcast_is_read_as_it_is():
 
 
 def test_functions_stay_by_themselves():
-    b, exp = Lab(), ops.Activate(function("exp"))
+    b, exp = Lab(), ops.Activate(activation("exp", alone=True))
     y = b.concat(b.conv(b.x), b.scaled(b.x))
     found = b.fused(b.add(exp, b.conv(b.x)), b.add(exp, y), b.add(RELU, b.add(exp, b.scaled(b.x))))
     assert sorted(found) == [*["activation"] * 4, "affine", "affine", "concat", "conv2d", "conv2d"]
@@ -260,7 +260,7 @@ def erf(b: Lab, x: str, how: int) -> str:
         if how % 2
         else b.binary("mul", x, b.constant(np.float32(0.5**0.5)))
     )
-    y = b.binary("add", b.add(ops.Activate(function("erf")), y), b.constant(np.float32(1)))
+    y = b.binary("add", b.add(ops.Activate(activation("erf", alone=True)), y), b.constant(np.float32(1)))
     half = b.constant(np.float32(0.5))
     if how < 2:
         return b.binary("mul", b.binary("mul", x, half), y)
@@ -288,7 +288,7 @@ def test_gelu_spelled_out(spell, how, shape):
     b = Lab(shape)
     assert b.fused(spell(b, b.x, how)) == ["activation"]
     b = Lab(shape)  # of a value that is computed, and that something else reads
-    x = b.add(ops.Activate(function("sin")), b.binary("add", b.x, b.x))
+    x = b.add(ops.Activate(activation("sin", alone=True)), b.binary("add", b.x, b.x))
     assert b.fused(b.binary("sub", spell(b, x, how), x)) == ["binary", "activation", "activation", "binary"]
 
 
@@ -301,19 +301,21 @@ def test_what_is_no_gelu_stays(what):
         y = b.activation(b.x, "sigmoid")
         gate = b.binary(
             "add",
-            b.add(ops.Activate(function("erf")), b.binary("mul", y, b.constant(np.float32(0.5**0.5)))),
+            b.add(ops.Activate(activation("erf", alone=True)), b.binary("mul", y, b.constant(np.float32(0.5**0.5)))),
             b.constant(np.float32(1)),
         )
         outputs = [b.binary("mul", b.binary("mul", b.x, b.constant(np.float32(0.5))), gate), y]
     elif what == "root":
         gate = b.binary(
             "add",
-            b.add(ops.Activate(function("erf")), b.binary("mul", b.x, b.constant(np.float32(0.5)))),
+            b.add(ops.Activate(activation("erf", alone=True)), b.binary("mul", b.x, b.constant(np.float32(0.5)))),
             b.constant(np.float32(1)),
         )
         outputs = [b.binary("mul", b.binary("mul", b.x, gate), b.constant(np.float32(0.5)))]
     else:
-        inner = b.add(ops.Activate(function("erf")), b.binary("mul", b.x, b.constant(np.float32(0.5**0.5))))
+        inner = b.add(
+            ops.Activate(activation("erf", alone=True)), b.binary("mul", b.x, b.constant(np.float32(0.5**0.5)))
+        )
         y = b.binary(
             "mul", b.binary("mul", b.x, b.constant(np.float32(0.5))), b.binary("add", inner, b.constant(np.float32(1)))
         )
@@ -328,7 +330,7 @@ def spelled_norm(b: Lab, x: str, axes: tuple[int, ...], how: int, centred: bool 
         less = b.binary("sub", x, mean)
         again = b.binary("sub", x, mean) if how == 1 else less
     variance = b.add(ops.ReduceMean(axes, keeps), b.binary("mul", again, again), name="variance")
-    root = b.add(ops.Activate(function("sqrt")), b.binary("add", variance, b.constant(np.float32(1e-3))))
+    root = b.add(ops.Activate(activation("sqrt", alone=True)), b.binary("add", variance, b.constant(np.float32(1e-3))))
     if how == 2:
         return b.binary("mul", less, b.binary("div", b.constant(np.float32(1)), root))
     return b.binary("div", less, root)

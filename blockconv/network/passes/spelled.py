@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.polynomial import polynomial
 
-from blockconv.core.activation import Activation, activation, function
+from blockconv.core.activation import Activation, activation
 from blockconv.network.graph import Node
 from blockconv.network.ops import Activate, Affine, Binary, GroupNorm, Op, ReduceMean, Reshape, Transpose
 from blockconv.network.ops.rule import Axes
@@ -23,7 +23,7 @@ _Unit = tuple[str, tuple[float, float], float]
 # By gate: polynomials of x, which are activated, which are added, and by which the gate is multiplied; and their sum.
 _SPELLED = {
     "erf": (np.array([0, math.sqrt(0.5)]), _HALF, _HALF, activation("gelu")),
-    "tanh": (np.array([0, _ROOT, 0, _ROOT * 0.044715]), _HALF, _HALF, function("gelu_tanh")),
+    "tanh": (np.array([0, _ROOT, 0, _ROOT * 0.044715]), _HALF, _HALF, activation("gelu_tanh", alone=True)),
     "sigmoid": (np.array([0, 1.0]), np.zeros(1), np.array([0, 1.0]), activation("silu")),
     "clip": (np.array([0.5, 1 / 6]), np.zeros(1), np.array([0, 1.0]), activation("hardswish")),
 }
@@ -187,7 +187,7 @@ def _normalised(edit: Edit, node: Node, x: str, root: str) -> bool:
         product.kind == "mul"
         and found[3].inputs == (x, x)
         and variance.keepdims
-        and sqrt.activation == function("sqrt")
+        and sqrt.activation == activation("sqrt", alone=True)
         and factor == 1
         and epsilon is not None
         and math.isfinite(epsilon)

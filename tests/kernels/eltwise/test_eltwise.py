@@ -15,7 +15,7 @@ from random_cases import cases
 from storage_oracle import Array
 
 from blockconv import Layout
-from blockconv.core.activation import FUNCTIONS, ActivationKind, activation, function
+from blockconv.core.activation import FUNCTIONS, ActivationKind, activation
 from blockconv.core.element_problem import ElementsProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import Types
@@ -187,7 +187,7 @@ def test_every_function_in_every_layout(case: tuple[Any, ...], layout: str) -> N
         wanted = by_torch(case[0], x, case[1:]).astype(dtype)
         if wanted.size > 1:
             assert np.isnan(wanted).any()
-        p, act = ElementsProblem("activation", (shape,)), function(*case)
+        p, act = ElementsProblem("activation", (shape,)), activation(case, alone=True)
         assert act.kind == ActivationKind.FUNCTION
         check("activation", p, layout, [(x, layout)], wanted, exact=False, activation=act)
 
@@ -201,7 +201,7 @@ def test_functions_keep_the_digits_of_each_value(case: tuple[Any, ...], dtype: s
     x = np.concatenate([x, -x[-301:], [0.0, 89.5, -1e4, 1e30, np.nan, np.inf, -np.inf]]).astype(dtype)
     if case[0] == "gelu_tanh":
         x = x[~(x < -4)]  # below, the digits of x decide
-    wanted, act = by_torch(case[0], x, case[1:]), function(*case)
+    wanted, act = by_torch(case[0], x, case[1:]), activation(case, alone=True)
     p, nchw, found = ElementsProblem("activation", ((1, 1, 1, x.size),)), Layout("NCHW"), np.empty_like(x)
     (row,) = [row for row in TABLE if row.op == "activation"]
     launches = row.prepare(p, nchw, nchw, Types.all(dtype), activation=act).launches()
