@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,15 +24,27 @@ DTYPES = ("float32", "uint8", "uint16")
 
 
 class Line(NamedTuple):
-    """A filter of images of one type. others: names of the peers that have it."""
+    """A filter of images of one type.
+
+    others: names of the peers that have it. slow: milliseconds of one call of those that were called once.
+    """
 
     name: str
     dtype: str
     found: Comparison
     others: tuple[str, ...]
+    slow: dict[str, float]
+
+    def time(self, name: str) -> float:
+        """Milliseconds; NaN without the peer."""
+        if name in self.slow:
+            return self.slow[name]
+        return self.found[name].median / 1e6 if name in ("ours", *self.others) else math.nan
 
     def ratio(self, other: str) -> float:
         """A peer's time by ours; NaN without the peer."""
+        if other in self.slow:
+            return self.slow[other] / self.time("ours")
         return self.found.ratio(other, "ours").median if other in self.others else math.nan
 
 
@@ -88,8 +101,11 @@ def cases(name: str, x: Any, out: Any) -> dict[str, Run]:
     return found
 
 
-def measure(filters: Sequence[str], dtypes: Sequence[str], size: int, budget: float) -> Iterator[Line]:
-    """Measure each on an image of size x size. budget: seconds for each of them."""
+def measure(filters: Sequence[str], dtypes: Sequence[str], size: int, budget: float, most: float) -> Iterator[Line]:
+    """Measure each on an image of size x size.
+
+    budget: seconds for each of them. most: a peer whose first call takes more seconds is not called again.
+    """
     bc.set_num_threads(1)
     for dtype in dtypes:
         rng = np.random.default_rng(0)
@@ -97,8 +113,17 @@ def measure(filters: Sequence[str], dtypes: Sequence[str], size: int, budget: fl
         x, out = x.astype(dtype), np.empty((size, size), dtype)
         for name in filters:
             runs = cases(name, x, out)
-            found = compare(runs, warmup=1, budget=budget)
-            yield Line(name, dtype, found, tuple(other for other in runs if other != "ours"))
+            others = tuple(other for other in runs if other != "ours")
+            slow = {other: took for other in others if (took := _milliseconds(runs[other])) > 1e3 * most}
+            found = compare({one: run for one, run in runs.items() if one not in slow}, warmup=1, budget=budget)
+            yield Line(name, dtype, found, others, slow)
+
+
+def _milliseconds(run: Run) -> float:
+    """Of one call."""
+    begun = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - begun)
 
 
 def mean(ratios: Sequence[float]) -> float:
