@@ -21,6 +21,7 @@ from blockconv.api.annotations import ActivationLike, ArrayLike, Padding, PoolPa
 from blockconv.api.pooling import PROBLEMS
 from blockconv.core.errors import ArgumentError, needing
 from blockconv.core.interop import as_numpy
+from blockconv.core.python import zipped
 from blockconv.core.types import Array
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.ops import Pool2d
@@ -208,9 +209,7 @@ def _tasks(name: str, how: Tiling, array: da.Array, plan: str) -> dict[Any, Any]
 def _within(sizes: tuple[int, ...], begin: int, end: int) -> list[tuple[int, slice]]:
     """The chunks along an axis that have pixels from begin to end, and which pixels of them."""
     starts = list(itertools.accumulate(sizes, initial=0))[:-1]
-    found = (
-        (k, max(begin - at, 0), min(end - at, size)) for k, (at, size) in enumerate(zip(starts, sizes, strict=True))
-    )
+    found = ((k, max(begin - at, 0), min(end - at, size)) for k, (at, size) in enumerate(zipped(starts, sizes)))
     return [(k, slice(first, after)) for k, first, after in found if first < after]
 
 
@@ -220,7 +219,5 @@ def _run(parts: list[tuple[slice, ...]], plan: Plan, blocks: list[list[list[Arra
     parts: of the tile's outputs. blocks: of the tile, by channels, rows, columns.
     """
     values = plan.by_name(np.ascontiguousarray(np.block(blocks))).values()
-    found = tuple(
-        np.ascontiguousarray(value[:, :, rows, columns]) for value, (rows, columns) in zip(values, parts, strict=True)
-    )
+    found = tuple(np.ascontiguousarray(value[:, :, rows, columns]) for value, (rows, columns) in zipped(values, parts))
     return found if len(found) > 1 else found[0]

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.errors import needing, warn
+from blockconv.core.python import bounded_cache, zipped
 from blockconv.core.types import Array
 from blockconv.filters import codegen, passes
 
@@ -169,7 +170,7 @@ def compute(x: Array, out: Array, window: passes.ImageWindow) -> None:
 # ---------------------------------------------------------------- windows
 
 
-@functools.lru_cache(maxsize=256)
+@bounded_cache
 def window_of(
     kind: int,
     shape: tuple[int, ...],
@@ -183,14 +184,14 @@ def window_of(
     """A window. chosen: whether each of its elements is a term. origins: by which it is moved along each axis."""
     if not isinstance(cval, numbers.Real) or not any(chosen):
         raise Elsewhere("the window has no element, or cval is no real number")
-    starts = (-(n // 2) - operator.index(origin) for n, origin in zip(shape, origins, strict=True))
+    starts = (-(n // 2) - operator.index(origin) for n, origin in zipped(shape, origins))
     offsets = np.argwhere(np.frombuffer(chosen, bool).reshape(1, *shape)) + np.array([0, *starts])
     return passes.ImageWindow(kind, tuple(map(tuple, offsets.tolist())), _MODES[mode], float(cval), weights, *more)
 
 
 def _computed(kind: int, names: str, x: Array, *args: Any) -> None:
     """Do what a function of scipy's compiled module does. names: of its arguments behind the image."""
-    given: dict[str, Any] = dict(zip(names.split(), args, strict=True))
+    given: dict[str, Any] = dict(zipped(names.split(), args))
     mask: Any = given.get("mask")
     weights, cval, origins = given.get("weights"), given["cval"], given["origins"]
     axis, rank = given.get("axis"), given.get("rank", 0)

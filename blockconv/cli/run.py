@@ -18,6 +18,7 @@ from blockconv.core import text
 from blockconv.core.errors import ArgumentError, needing
 from blockconv.core.files import packaged
 from blockconv.core.layout import NATIVE, read_layout
+from blockconv.core.python import zipped
 from blockconv.core.types import Array
 from blockconv.network.graph import Network
 from blockconv.network.ops.rule import Tensor
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.report:
         plan = found[-1].plan
         plan.profile(*inputs)
-        plan.report(options.report, {c.name: seconds for c, seconds in zip(found, times, strict=True)})
+        plan.report(options.report, {c.name: seconds for c, seconds in zipped(found, times)})
         console.print(f"the chosen plan: {options.report}")
     return 0 if max(errors) <= TOLERANCE else 1
 
@@ -95,7 +96,7 @@ def _entering(tensor: Tensor, asked: str | None) -> Array:
             raise ArgumentError("run", "--input", asked, rule)
         return np.random.default_rng(0).standard_normal(tensor.shape).astype(tensor.dtype)
     pixels = bundled() if asked is None else read(Path(asked))
-    rows, cols = (np.arange(size) * there // size for size, there in zip(rest[1:], pixels.shape[:2], strict=True))
+    rows, cols = (np.arange(size) * there // size for size, there in zipped(rest[1:], pixels.shape[:2]))
     picture = (pixels[rows][:, cols] / np.float32(255) - MEAN) / SPREAD
     return np.repeat(picture.transpose(2, 0, 1)[None], tensor.shape[0], axis=0).astype(tensor.dtype)
 
@@ -135,7 +136,7 @@ def _timed(found: list[Contestant], inputs: list[Array]) -> list[list[float]]:
     times: list[list[float]] = [[] for _ in found]
     begun = time.perf_counter()
     while len(times[0]) < LEAST or (len(times[0]) < ROUNDS and time.perf_counter() - begun < BUDGET):
-        for contestant, taken in zip(found, times, strict=True):
+        for contestant, taken in zipped(found, times):
             start = time.perf_counter()
             contestant.plan(*inputs)
             taken.append(time.perf_counter() - start)
@@ -153,7 +154,7 @@ def _table(network: Network, found: list[Contestant], times: list[float], errors
     for heading in ("ms", "times the fastest", "reorders", "ready, s", "difference"):
         table.add_column(heading, justify="right")
     best = min(times)
-    for c, seconds, error in zip(found, times, errors, strict=True):
+    for c, seconds, error in zipped(found, times, errors):
         shares = f"{seconds * 1e3:.2f}", f"{seconds / best:.2f}"
         rest = str(len(c.plan.reorders)), f"{c.ready:.2f}", f"{error:.1e}"
         table.add_row(_titled(c.name), *shares, *rest, style="bold green" if seconds == best else None)

@@ -7,7 +7,6 @@ kernel gets these when it is bound (see `blockconv.kernels.eltwise.rows`).
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -31,6 +30,7 @@ from blockconv.core.checks import (
 )
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import OpProblem
+from blockconv.core.python import bounded_cache, zipped
 from blockconv.core.types import Array
 
 Run = tuple[int, int, int]  # the first index, how many, and from one to the next
@@ -106,7 +106,7 @@ class GatherProblem(OpProblem):
     def check(self) -> None:
         if len(self.runs) != len(self.shape):
             raise self._error("runs", f"must hold those of {len(self.shape)} axes")
-        for extent, first, size, step in ((n, *run) for n, of in zip(self.shape, self.runs, strict=True) for run in of):
+        for extent, first, size, step in ((n, *run) for n, of in zipped(self.shape, self.runs) for run in of):
             if size and first != OUTSIDE and not (0 <= first < extent and 0 <= first + (size - 1) * step < extent):
                 raise self._error("runs", f"have to stay inside {self.shape}")
 
@@ -378,7 +378,7 @@ def exact_scale(op: str, name: str, value: float) -> Fraction:
     return simplest_fraction(scale, math.ulp(scale) / 2)
 
 
-@functools.lru_cache(maxsize=256)
+@bounded_cache
 def simplest_fraction(value: float, within: float) -> Fraction:
     """The fraction with the least denominator that is not further from a positive `value` than `within`."""
     low, high = Fraction(value) - Fraction(within), Fraction(value) + Fraction(within)

@@ -36,6 +36,7 @@ from blockconv.core.layout_names import (
     read_name,
     refused_name,
 )
+from blockconv.core.python import bounded_cache, zipped
 
 
 class Axis(NamedTuple):
@@ -211,20 +212,20 @@ def _integers(op: str, argument: str, values: Iterable[int]) -> tuple[int, ...]:
 
 def _within(op: str, argument: str, values: Iterable[int], bounds: tuple[int, ...]) -> tuple[int, ...]:
     index = _integers(op, argument, values)
-    if len(index) != len(bounds) or not all(0 <= i < bound for i, bound in zip(index, bounds, strict=True)):
+    if len(index) != len(bounds) or not all(0 <= i < bound for i, bound in zipped(index, bounds)):
         raise LayoutError(
             f"Layout.{op}", argument, values, f"must hold {len(bounds)} numbers of at least 0, and less than {bounds}"
         )
     return index
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache
 def _padded(layout: Layout, shape: Shape) -> Shape:
-    padded = tuple(-(-size // block) * block for size, block in zip(shape, layout.blocks, strict=True))
+    padded = tuple(-(-size // block) * block for size, block in zipped(shape, layout.blocks))
     return tuple(map(max, padded, layout.whole)) if layout.whole else padded
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache
 def part_of(layout: Layout, whole: Shape, steps: tuple[int, ...] = ()) -> Layout:
     """The layout of a part of an array: its elements keep their addresses. (It has no name that is read.)
 
@@ -241,7 +242,7 @@ def part_of(layout: Layout, whole: Shape, steps: tuple[int, ...] = ()) -> Layout
     return part
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache
 def _axes(layout: Layout, shape: Shape) -> tuple[Axis, ...]:
     padded = _padded(layout, shape)
     steps = list(layout.blocks)  # what one further along a dimension's next axis is worth in that dimension
@@ -258,7 +259,7 @@ def _axes(layout: Layout, shape: Shape) -> tuple[Axis, ...]:
 
 def _logical(layout: Layout, axes: tuple[Axis, ...], storage_index: Iterable[int]) -> tuple[int, ...]:
     index = [0] * layout.ndim
-    for axis, i in zip(axes, storage_index, strict=True):
+    for axis, i in zipped(axes, storage_index):
         index[axis.dim] += i * axis.step
     return tuple(index)
 

@@ -15,6 +15,7 @@ from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError, UnsupportedError, warn
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem, ReorderProblem
+from blockconv.core.python import bounded_cache
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType, Types
 from blockconv.kernels import TABLE, Row
@@ -102,7 +103,7 @@ def choose(
     return best[0]
 
 
-@functools.lru_cache(maxsize=1024)
+@bounded_cache
 def program_of(
     op: str, problem: Any, src: Layout, dst: Layout, types: Types, threads: int, **options: Any
 ) -> tuple[Program, int]:
@@ -191,7 +192,7 @@ def reorder_seconds(machine: Machine, shape: Shape, src: Layout, dst: Layout, it
     return best[1].seconds
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def reorder_program(
     shape: Shape,
     src: Layout,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blockconv.core import target
+from blockconv.core.python import zipped
 from blockconv.core.types import Array, ElementType, element
 from blockconv.filters.codegen import (
     GREATEST,
@@ -60,7 +61,7 @@ class ImageWindow(NamedTuple):
     @property
     def axes(self) -> list[int]:
         """The axes along which it has more than the element itself."""
-        return [axis for axis, offsets in enumerate(zip(*self.offsets, strict=True)) if any(offsets)]
+        return [axis for axis, offsets in enumerate(zipped(*self.offsets)) if any(offsets)]
 
     @property
     def outside(self) -> set[float]:
@@ -174,7 +175,7 @@ class _Pass:
         axes = sorted(self.modes) or [len(src.shape) - 1]
         self.column = axes[-1] + (len(axes) == 1 and math.prod(src.shape[axes[-1] + 1 :]) >= NARROW)
         self.row, self.inner = self.column - 1, math.prod(src.shape[self.column + 1 :])
-        lows, highs = zip(*(window.reach(self.column) for window in windows), strict=True)
+        lows, highs = zipped(*(window.reach(self.column) for window in windows))
         self.before, self.after = -min(0, *lows) * self.inner, max(0, *highs) * self.inner
         self.low = sum(window.reach(self.row)[0] for window in windows)
         self.outside = max(set().union(*(window.outside for window in windows)), default=0.0)
@@ -184,10 +185,10 @@ class _Pass:
         self.rows = [1] * len(self.planes)
         self.tables: list[Array] = []
         typed = [*zip(windows, (element(src.dtype), self.out), strict=False)]
-        kinds, names = zip(*(computed_by(window, type, self.out) for window, type in typed), strict=True)
+        kinds, names = zipped(*(computed_by(window, type, self.out) for window, type in typed))
         self.acc = max(map(element, names), key=lambda type: type.itemsize)
         source = None
-        for (window, type), kind in zip(typed, kinds, strict=True):
+        for (window, type), kind in zipped(typed, kinds):
             source = self.window(window, type, kind, source)
 
     def window(self, window: ImageWindow, src: ElementType, kind: int, source: int | None) -> int:
@@ -218,7 +219,7 @@ class _Pass:
         count, overlap, made = len(terms), how.kind in EXTREMES, [terms[0][0]]
         levels = min(range(count.bit_length()), key=lambda k: 3 * k + (count >> k))
         for k in range(levels):
-            row, column = (later - first for first, later in zip(terms[0][1:], terms[1 << k][1:], strict=True))
+            row, column = (later - first for first, later in zipped(terms[0][1:], terms[1 << k][1:]))
             made.append(self.step(how, [(made[-1], 0, 0), (made[-1], row, column)]))
         return [(made[level], *terms[start][1:]) for level, start in parts_of(count, levels, overlap)]
 
@@ -228,7 +229,7 @@ class _Pass:
         if how.kind == RANK or count <= MOST_KNOWN:
             how = how._replace(terms=count)
         lags = [self.sources[source][1].lag + row for source, row, _ in reads]
-        for lag, (source, *_) in zip(lags, reads, strict=True):
+        for lag, (source, *_) in zipped(lags, reads):
             self.rows[source] = max(self.rows[source], max(lags) - lag + 1)
         places, weights = self.add(np.array(reads) * (1, 1, self.acc.itemsize)), self.add(words)
         made = FilterStep.with_zeros(lag=max(lags), terms=count, places=places, weights=weights, ordered=ordered)

@@ -19,6 +19,7 @@ from blockconv.core.files import as_path, reading, replacing
 from blockconv.core.heavy_work import garbage_at_the_end
 from blockconv.core.interop import as_numpy, first_tensor, like
 from blockconv.core.layout import Layout
+from blockconv.core.python import zipped
 from blockconv.core.types import Array, FloatType, ieee
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.selection import accuracy_of
@@ -307,7 +308,7 @@ class Plan:
         bound.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
         if out is not None:
             return {}
-        found = {end.tensor.name: end.shown(result) for end, result in zip(bound.outputs, results, strict=True)}
+        found = {end.tensor.name: end.shown(result) for end, result in zipped(bound.outputs, results)}
         found = found if bound.rest is None else bound.rest.run(found | odd)
         if tensor is None:
             return found
@@ -380,7 +381,7 @@ class Plan:
         """The plan for the sizes of what a call is given, its inputs as the plan reads them, and its outputs."""
         given = self._given(inputs, named)
         bound = self.bind(tuple([x.shape for x in given]))
-        sources = [end.entered(x, self.network.name) for end, x in zip(bound.inputs, given, strict=True)]
+        sources = [end.entered(x, self.network.name) for end, x in zipped(bound.inputs, given)]
         if out is None:
             return bound, sources, [end.allocated() for end in bound.outputs]
         names, name = [end.tensor.name for end in bound.outputs], self.network.name
@@ -473,9 +474,9 @@ class Plan:
             rule = "the plan's weights were released, so it cannot plan for new sizes"
             raise NetworkError(self.network.name, "inputs", shapes, rule, f"give one of {known}")
         try:
-            return self.network.with_input_shapes(dict(zip(self._names, shapes, strict=True)))
+            return self.network.with_input_shapes(dict(zipped(self._names, shapes)))
         except ArgumentError as error:
-            pairs = zip(self.network.inputs, shapes, strict=True)
+            pairs = zipped(self.network.inputs, shapes)
             own, given = next((tensor, shape) for tensor, shape in pairs if shape != tensor.shape)
             rule, remedy = f"the network does not take it: {error}", f"the plan was compiled for {own.shape}"
             if moved := axes_remedy(given, own.shape, own.name):
@@ -655,7 +656,7 @@ def launches_of(plan: Plan, inputs: tuple[Any, ...], out: Any) -> tuple[Any, lis
     parts, name = bound.schedule, plan.network.name
     if bound.rest is not None or parts.reports or any(action.part is not None for action in parts.actions):
         raise UnsupportedError(f"native: Python takes part in each call of the network {name!r}; see Plan.explain")
-    for given, source in zip(inputs, sources, strict=True):
+    for given, source in zipped(inputs, sources):
         if not isinstance(given, np.ndarray) or address_of(given) != address_of(source):
             raise ArgumentError("native", "inputs", given, "has to be an array as the plan reads it, row-major or NHWC")
     held = [*sources, *results, aligned_empty(parts.arena)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,8 @@ import numpy as np
 from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import NetworkError
 from blockconv.core.layout import Layout, row_major
+from blockconv.core.python import zipped
+from blockconv.core.record import frozen
 from blockconv.core.types import Array
 from blockconv.dispatch.selection import reorder_program
 from blockconv.kernels.reorder.nibbles import unpacked_bytes
@@ -46,7 +48,7 @@ class ForeignCall(NamedTuple):
     args: tuple[int | Buffer, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Action:
     """A step of a plan: run a node's kernel or a foreign part, or reorder or copy a value.
 
@@ -90,7 +92,7 @@ class FailureReport(NamedTuple):
         return named_error(str(self.node), self.node.attributes.failure(self.inputs, words)) if words[0] else None
 
 
-@dataclass(frozen=True)
+@frozen
 class Schedule:
     """Actions in order. Buffers of their ops: the network's inputs, its outputs, the arena.
 
@@ -133,7 +135,7 @@ class _Block:
         return True
 
 
-@dataclass(frozen=True)
+@frozen
 class _Location:
     """The memory of a value: a block, and the offset in it."""
 
@@ -212,7 +214,7 @@ class _Scheduler:
 
     def run(self, node: Node, candidate: Candidate, bound: BoundNode | None) -> None:
         """A node by its candidate, whose launches are `bound`."""
-        reads = tuple(zip(node.inputs, candidate.srcs, strict=True))
+        reads = tuple(zipped(node.inputs, candidate.srcs))
         locations = [self.need(value) for value in reads]
         value = node.output, candidate.dst
         self.made[node.output] = candidate.dst
@@ -279,7 +281,7 @@ class _Scheduler:
             self.locations[value] = _Location(locations[0].block, locations[0].offset + view.begin * itemsize)
             return
         whole = self.allocate(value)
-        for read, location, start in zip(reads, locations, view.starts, strict=True):
+        for read, location, start in zipped(reads, locations, view.starts):
             at = start * itemsize
             if not (location.whole(self.nbytes(read)) and whole.block.adopts(location.block, at)):
                 self.copy(read, _Location(whole.block, at), self.costs(read[0], read[1], read[1]))
@@ -309,7 +311,7 @@ class _Scheduler:
         blocks = list(roots.values())
         intervals = [Interval(b.nbytes, b.first, b.last) for b in blocks]
         offsets, total = packed(intervals)
-        for block, offset in zip(blocks, offsets, strict=True):
+        for block, offset in zipped(blocks, offsets):
             block.address = Buffer(buffers, offset)
         starts = [0] * (len(self.drafts) + 1)  # bytes more that live from a draft on
         for interval in intervals:
@@ -366,16 +368,16 @@ def schedule(
     for k, tensor in enumerate(network.inputs):
         layout = s.made[tensor.name] = given[tensor.name]
         s.allocate((tensor.name, layout), Buffer(k))
-    every = zip(network.nodes, chosen, bound, strict=True)
+    every = zipped(network.nodes, chosen, bound)
     for is_foreign, run in itertools.groupby(every, lambda one: isinstance(one[0].attributes, ops.Foreign)):
         if is_foreign:
-            nodes, candidates, _ = zip(*run, strict=True)
+            nodes, candidates, _ = zipped(*run)
             s.run_part(nodes, sum(candidate.cost for candidate in candidates))
             continue
         for node, candidate, its_ops in run:
             s.run(node, candidate, its_ops)
     first = len(network.inputs)
-    for k, (name, layout) in enumerate(zip(network.outputs, wanted, strict=True)):
+    for k, (name, layout) in enumerate(zipped(network.outputs, wanted)):
         if network.tensors[name].elements:
             s.deliver(name, layout, Buffer(first + k))
     return s.finish(first + len(network.outputs))

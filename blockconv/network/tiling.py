@@ -19,6 +19,7 @@ from blockconv.core.checks import Pair, Shape, axes_remedy, check_shape
 from blockconv.core.checks import whole as as_whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.progress import Progress
+from blockconv.core.python import zipped
 from blockconv.core.types import Array
 from blockconv.network.graph import Network
 from blockconv.network.ops.rule import PIXELS, Reach
@@ -79,13 +80,13 @@ class Tiling(NamedTuple):
 
     def source(self, piece: Piece) -> tuple[slice, ...]:
         """The pixels of the image that a tile reads: rows, and columns."""
-        return tuple(slice(begin, begin + size) for begin, size in zip(piece.start, self.tile, strict=True))
+        return tuple(slice(begin, begin + size) for begin, size in zipped(piece.start, self.tile))
 
     def local(self, piece: Piece, name: str) -> tuple[slice, ...]:
         """The pixels of a tile's output that the piece gives: rows, and columns."""
         return tuple(
             slice(int(first - start / step), int(end - start / step))
-            for (first, end), start, step in zip(piece.gives[name], piece.start, self.steps[name], strict=True)
+            for (first, end), start, step in zipped(piece.gives[name], piece.start, self.steps[name])
         )
 
 
@@ -122,7 +123,7 @@ def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUA
         # The least size from this one on that has the image's remainder by the stride.
         sizes.append(min(shape[axis], least + (shape[axis] - least) % strides[k]))
     # Sizes grow by the steps from one to the other, so an image need not be larger than this to see how.
-    larger = [min(shape[axis], size + 2 * stride) for axis, size, stride in zip(PIXELS, sizes, strides, strict=True)]
+    larger = [min(shape[axis], size + 2 * stride) for axis, size, stride in zipped(PIXELS, sizes, strides)]
     try:
         small, image = (network.with_input_shapes((1, shape[1], *size)) for size in (sizes, larger))
     except NetworkError as error:
@@ -134,14 +135,14 @@ def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUA
     outputs = {}
     for output in network.outputs:
         more = ((shape[axis] - larger[k]) / steps[output][k] for k, axis in enumerate(PIXELS))
-        height, width = (size + int(by) for size, by in zip(image.shape(output)[2:], more, strict=True))
+        height, width = (size + int(by) for size, by in zipped(image.shape(output)[2:], more))
         outputs[output] = shape[0], image.shape(output)[1], height, width
     ends = [{output: found[axis] for output, found in outputs.items()} for axis in PIXELS]
     cuts = [_cuts(shape[axis], ends[k], small, known, strides[k], k) for k, axis in enumerate(PIXELS)]
     pieces = tuple(
         Piece((top, left), {output: (rows[output], columns[output]) for output in network.outputs})
-        for top, rows in zip(*cuts[0], strict=True)
-        for left, columns in zip(*cuts[1], strict=True)
+        for top, rows in zipped(*cuts[0])
+        for left, columns in zipped(*cuts[1])
     )
     return Tiling(tuple(shape), (sizes[0], sizes[1]), (strides[0], strides[1]), pieces, steps, outputs, small)
 
@@ -169,7 +170,7 @@ def _shared(size: int, stride: int, usual: int, known: Known, k: int) -> int:
 
 def _check_like(image: Network, small: Network, known: Known) -> None:
     """Raise UnsupportedError if a tile's network differs from the whole image's in more than the number of pixels."""
-    for node, same in zip(image.nodes, small.nodes, strict=True):
+    for node, same in zipped(image.nodes, small.nodes):
         if node.output not in known:
             continue
         if windows(image, node, known) != windows(small, same, known):

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 
 from blockconv.core.checks import Shape
 from blockconv.core.errors import DtypeError, NetworkError, UnsupportedError
+from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, Array, element
 from blockconv.dispatch import selection
 from blockconv.frontends.onnx.contributed import BLOCKED
@@ -137,7 +138,7 @@ class Fallback:
             self.scope.constant(names[tensor.name], np.asarray(numpy_helper.to_array(tensor)))
         for inner in graph.node:
             self.read(inner)
-        for name, end in zip(node.output, ends, strict=True):
+        for name, end in zipped(node.output, ends):
             self.read(helper.make_node("Identity", [end], [name], name=f"{called}.{name}"))
 
     # -- what runs natively
@@ -214,7 +215,7 @@ class Fallback:
         except runtime_errors():  # it refuses the node too, or no memory holds them
             raise error from None
         folds = folds and all(isinstance(x, np.ndarray) and x.dtype.kind in "biuf" for x in results)
-        for name, value in zip(outputs, results, strict=True) if folds else ():
+        for name, value in zipped(outputs, results) if folds else ():
             self.scope.constant(name, value)
         return folds
 
@@ -371,7 +372,7 @@ class Fallback:
             return False
         kernel, image = read["kernel_shape"], self.scope.values[node.input[0]].shape[2:]
         steps = read.get("dilations", [1] * len(kernel))
-        return all((k - 1) * d < n for k, d, n in zip(kernel, steps, image, strict=True))
+        return all((k - 1) * d < n for k, d, n in zipped(kernel, steps, image))
 
     def _infer(
         self, node: Any, nodes: Sequence[Any], reads: Sequence[str], wanted: Sequence[str]
@@ -388,7 +389,7 @@ class Fallback:
             model = self._model(nodes, reads, map(helper.make_empty_tensor_value_info, wanted))
             try:
                 results = self._of_zeros(model, reads, self._constants(reads))
-                return {name: _Value(x.dtype, x.shape) for name, x in zip(wanted, results, strict=True)}
+                return {name: _Value(x.dtype, x.shape) for name, x in zipped(wanted, results)}
             except runtime_errors():
                 pass  # it refuses the node
 

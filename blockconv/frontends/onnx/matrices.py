@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from blockconv.core.checks import Axes, Pair
+from blockconv.core.python import zipped
 from blockconv.core.types import Array
 from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
@@ -105,7 +106,7 @@ def _einsum(call: Call) -> Tensor:
     if not all(x.type.is_float for x in values) or any(len({*of}) < len(of) for of in (*terms, out)):
         raise Unsupported(f"equation={call['equation']!r} of {values[0].type}")
     value, of = _summed(call, values[0], terms[0], {*"".join(terms[1:]), *out})
-    for k, (other, term) in enumerate(zip(values[1:], terms[1:], strict=True), start=2):
+    for k, (other, term) in enumerate(zipped(values[1:], terms[1:]), start=2):
         later = {*"".join(terms[k:]), *out}
         other, term = _summed(call, other, term, {*of} | later)
         value, of = _summed(call, value, of, {*term} | later)
@@ -124,10 +125,10 @@ def _equation(call: Call) -> tuple[list[str], str]:
         plain = named.replace("...", "").replace(",", "")
         out = "..." * ("..." in named) + "".join(label for label in sorted({*plain}) if plain.count(label) == 1)
     more = [call.input(k).rank - len(term.replace("...", "")) for k, term in enumerate(terms)]
-    if any(count < 0 or (count and "..." not in term) for count, term in zip(more, terms, strict=True)):
+    if any(count < 0 or (count and "..." not in term) for count, term in zipped(more, terms)):
         raise call.error("equation", equation, f"does not fit operands of {[x.rank for x in call.inputs if x]} axes")
     own = "".join(chr(0x100 + k) for k in range(max(more)))
-    terms = [term.replace("...", own[len(own) - count :]) for term, count in zip(terms, more, strict=True)]
+    terms = [term.replace("...", own[len(own) - count :]) for term, count in zipped(terms, more)]
     out = out.replace("...", own)
     labels = "".join(terms)
     if not {*out} <= {*labels} or not (labels + "a").isalpha():
@@ -147,8 +148,8 @@ def _summed(call: Call, x: Tensor, of: str, kept: set[str]) -> tuple[Tensor, str
 def _contracted(call: Call, left: tuple[Tensor, str], right: tuple[Tensor, str], kept: set[str]) -> tuple[Tensor, str]:
     """A product of matrices. It sums over shared labels that are not kept; its batch is shared labels that are kept."""
     (x, a), (y, b) = left, right
-    sizes = dict(zip(a, x.shape, strict=True))
-    for label, size in zip(b, y.shape, strict=True):
+    sizes = dict(zipped(a, x.shape))
+    for label, size in zipped(b, y.shape):
         known = sizes.setdefault(label, size)
         if known != size and (label not in kept or 1 not in (known, size)):
             raise call.error("inputs", (x.shape, y.shape), f"do not fit in axis {label!r} of the equation")

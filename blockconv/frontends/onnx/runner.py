@@ -21,6 +21,7 @@ from onnx import helper, numpy_helper
 
 from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, failing, to_install
+from blockconv.core.python import bounded_cache, zipped
 from blockconv.core.types import Array, numpy_dtype
 from blockconv.network.foreign import ForeignPart, counted, read_outside
 from blockconv.network.ops import Foreign
@@ -106,7 +107,7 @@ _OF_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS, onnx.Attrib
 # ---------------------------------------------------------------- parts
 
 
-@functools.lru_cache(maxsize=1024)
+@bounded_cache
 def parsed(model: bytes) -> Any:
     """The model that bytes hold, which nobody changes."""
     return onnx.load_model_from_string(model)
@@ -120,9 +121,9 @@ def joined(network: Any, nodes: Sequence[Any], most: float = math.inf) -> Foreig
     for node in nodes:
         model = parsed(node.attributes.model)
         names = [value.name for value in model.graph.input]
-        if any(values.get(name, read) != read for name, read in zip(names, node.inputs, strict=True)):
+        if any(values.get(name, read) != read for name, read in zipped(names, node.inputs)):
             model = onnx.compose.add_prefix(model, f"{node.name}.")  # a pass replaced one of its values
-        for value, read in zip(model.graph.input, node.inputs, strict=True):
+        for value, read in zipped(model.graph.input, node.inputs):
             values[value.name], types[value.name] = read, value
         output = model.graph.output[node.attributes.output]
         values[output.name], types[output.name] = node.output, output
@@ -263,8 +264,8 @@ class Session:
                 return
         except runtime_errors() as error:
             raise failed(self.nodes, error) from error
-        results = self.results({one.name: _array(one, at) for one, at in zip(self.inputs, given, strict=True)})
-        for one, at in zip(self.outputs, taken, strict=True):
+        results = self.results({one.name: _array(one, at) for one, at in zipped(self.inputs, given)})
+        for one, at in zipped(self.outputs, taken):
             _array(one, at)[...] = results[one.name]
 
     def results(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,14 +274,14 @@ class Session:
             found = self._evaluate(None, {one.name: values[one.name] for one in self.inputs})
         except runtime_errors() as error:
             raise failed(self.nodes, error) from error
-        return {one.name: value for one, value in zip(self.outputs, found, strict=True)}
+        return {one.name: value for one, value in zipped(self.outputs, found)}
 
     def _bind_and_run(self, given: Sequence[int], taken: Sequence[int]) -> None:
         assert self._session is not None
         binding = self._session.io_binding()
-        for one, at in zip(self.inputs, given, strict=True):
+        for one, at in zipped(self.inputs, given):
             binding.bind_input(one.name, "cpu", 0, one.kind, one.shape, at)
-        for one, at in zip(self.outputs, taken, strict=True):
+        for one, at in zipped(self.outputs, taken):
             binding.bind_output(one.name, "cpu", 0, one.kind, one.shape, at)
         self._session.run_with_iobinding(binding)
 
@@ -329,6 +330,6 @@ def computed(node: Foreign, inputs: Sequence[Array]) -> Array:
     given = [np.ascontiguousarray(x) for x in inputs]
     names = [onnx.TensorProto.DataType.Name(one.kind).lower() for one in session.outputs]
     types = [numpy_dtype({"float": "float32", "double": "float64"}.get(name, name)) for name in names]
-    results = [np.empty(one.shape, dtype) for one, dtype in zip(session.outputs, types, strict=True)]
+    results = [np.empty(one.shape, dtype) for one, dtype in zipped(session.outputs, types)]
     session.run([x.ctypes.data for x in (*given, *results)])
     return results[node.output]

@@ -12,6 +12,7 @@ from onnx import helper
 from blockconv.core.checks import Shape
 from blockconv.core.eltwise_problem import Coordinates, NearestMode, ResizeMode, simplest_fraction
 from blockconv.core.errors import NetworkError
+from blockconv.core.python import zipped
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES
 from blockconv.frontends.onnx.scope import Call, op
@@ -170,7 +171,7 @@ def _slice(call: Call) -> Tensor:
     places = call.axes(axes, x.rank)
     if 0 in steps:
         raise call.error("steps", steps, "hold a 0", "steps are 1 or more, or negative")
-    for at, start, end, step in zip(places, starts, ends, steps, strict=True):
+    for at, start, end, step in zipped(places, starts, ends, steps):
         # Backwards from before the first element is from there, where Python takes none.
         start = max(start, -x.shape[at]) if step < 0 else start
         to_front = step < 0 and end in (2**31 - 1, 2**63 - 1)  # as ONNX Runtime reads the largest ints
@@ -193,7 +194,7 @@ def _pad(call: Call) -> Tensor:
     if len(flat) != 2 * len(axes):
         raise call.error("pads", flat, f"has to hold two numbers for each of {len(axes)} axes")
     pads = [(0, 0)] * rank
-    for axis, before, after in zip(axes, flat[: len(axes)], flat[len(axes) :], strict=True):
+    for axis, before, after in zipped(axes, flat[: len(axes)], flat[len(axes) :]):
         pads[axis] = (before, after)
     return call.bordered(x, pads, value) if mode == "constant" else call.padded(x, pads, mode)
 
@@ -342,10 +343,10 @@ def _sides(call: Call, x: Tensor, made: ops.Resize, h: _Along, w: _Along) -> Ten
     ends = (problem.inside("h"), problem.inside("w"))
     if any(first == end for first, end in ends):  # no pixel is inside
         return call.constant(np.full(y.shape, value, y.type.dtype), "outside")
-    pads = [(first, side.size - end) for (first, end), side in zip(ends, (h, w), strict=True)]
+    pads = [(first, side.size - end) for (first, end), side in zipped(ends, (h, w))]
     if not any(map(any, pads)):
         return y
-    for axis, (first, end) in zip((2, 3), ends, strict=True):
+    for axis, (first, end) in zipped((2, 3), ends):
         y = call.helper(ops.Slice(axis, first, end - first), y)
     return call.emit(ops.Pad(((0, 0), (0, 0), *pads), value), y)
 
@@ -374,7 +375,7 @@ def _rois(call: Call, axes: Axes) -> list[tuple[float, float]]:
     roi = [float(str(k)) for k in call.array(1, "roi").reshape(-1)]
     if len(roi) != 2 * len(axes) or not all(map(math.isfinite, roi)):
         raise call.error("roi", roi, f"has to hold the starts and the ends of the axes {axes}, as finite numbers")
-    return list(zip(roi[: len(axes)], roi[len(axes) :], strict=True))
+    return list(zipped(roi[: len(axes)], roi[len(axes) :]))
 
 
 def _scales(call: Call, axes: Axes, at: int) -> Sequence[float] | None:
@@ -397,11 +398,11 @@ def _sizes(call: Call, axes: Axes) -> tuple[Shape, float]:
     """The sizes, and the scale of all axes if the node keeps the aspect ratio, or 0."""
     sizes, policy = call.ints(3, "sizes"), call.one_of("keep_aspect_ratio_policy", "stretch", *_POLICIES)
     shape = call.x.shape  # an axis without elements stays one
-    if len(sizes) != len(axes) or any(size < min(1, shape[k]) for k, size in zip(axes, sizes, strict=True)):
+    if len(sizes) != len(axes) or any(size < min(1, shape[k]) for k, size in zipped(axes, sizes)):
         raise call.error("sizes", sizes, f"has to hold a number of at least 1 for each axis of {axes}")
     if policy == "stretch":
         return sizes, 0.0
-    ratio = _POLICIES[policy](Fraction(size, shape[axis]) for axis, size in zip(axes, sizes, strict=True))
+    ratio = _POLICIES[policy](Fraction(size, shape[axis]) for axis, size in zipped(axes, sizes))
     return tuple(math.floor(shape[axis] * ratio + Fraction(1, 2)) for axis in axes), float(ratio)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from onnx import helper
 
 from blockconv.core.checks import Pair, Shape
+from blockconv.core.python import zipped
 from blockconv.frontends.onnx.scope import Call, only_output, op
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
@@ -32,7 +33,7 @@ def _window(call: Call, kernel: Any) -> Window:
     if len(stride) != rank or len(dilation) != rank or len(flat) != 2 * rank:
         rule = f"strides {stride}, dilations {dilation} and pads {flat} do not fit a window of {kernel}"
         raise call.error("kernel_shape", kernel, rule)
-    pads: Any = tuple(zip(flat[:rank], flat[rank:], strict=True))
+    pads: Any = tuple(zipped(flat[:rank], flat[rank:]))
     auto = call.attribute("auto_pad", "") or "NOTSET"
     if auto not in _AUTO_PADS:
         raise call.error("auto_pad", auto, f"has to be one of {', '.join(_AUTO_PADS)}")
@@ -100,7 +101,7 @@ def _conv_transpose(call: Call) -> Tensor:
     window = _window(call, weight.shape[2:])
     x, pads = call.x, _cut(call, window)
     if 0 in _image(call, window):  # a pixel of zeros in place of none adds a stride, which is cut
-        sides = zip(pads, window.stride, _image(call, window), strict=True)
+        sides = zipped(pads, window.stride, _image(call, window))
         x = call.helper(ops.Pad(((0, 0), (0, 0), *((0, int(size == 0)) for size in x.shape[2:]))), x)
         pads = tuple((begin, end + step * (size == 0)) for (begin, end), step, size in sides)
     made = ops.ConvTranspose2d(groups=call.attribute("group", 1))
@@ -114,7 +115,7 @@ def _conv_transpose(call: Call) -> Tensor:
 def _cut(call: Call, window: Window) -> Any:
     """The pads of a transposed convolution: output pixels that are cut, minus output pixels that are added."""
     rank, spatial, axes = window.rank, _image(call, window), len(window.kernel)
-    taps = zip(spatial, window.kernel, window.stride, window.dilation, strict=True)
+    taps = zipped(spatial, window.kernel, window.stride, window.dilation)
     uncut = [(size - 1) * stride + (kernel - 1) * step + 1 for size, kernel, stride, step in taps]
     more, sizes = (call.attribute(name, ()) for name in ("output_padding", "output_shape"))
     for name, values in (("output_padding", more), ("output_shape", sizes)):
@@ -126,12 +127,12 @@ def _cut(call: Call, window: Window) -> Any:
         sizes = (1, *sizes)[-axes:]
     elif auto.startswith("SAME"):
         # Like ONNX Runtime: no pixels are added where the taps reach fewer.
-        ends = zip(spatial, window.stride, uncut, more, strict=True)
+        ends = zipped(spatial, window.stride, uncut, more)
         sizes = tuple(min(size * stride, whole + extra) for size, stride, whole, extra in ends)
     else:
-        return tuple((begin, end - extra) for (begin, end), extra in zip(window.pads, more, strict=True))
+        return tuple((begin, end - extra) for (begin, end), extra in zipped(window.pads, more))
     found = []
-    for whole, extra, size in zip(uncut, more, sizes, strict=True):
+    for whole, extra, size in zipped(uncut, more, sizes):
         total = max(0, whole + extra - size)
         begin = total // 2 if auto == "SAME_UPPER" else total - total // 2
         found.append((begin, whole - begin - size))
@@ -147,10 +148,10 @@ def pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     """A pool of `x`, as a node states it."""
     only_output(call)
     window = _window(call, call.attribute("kernel_shape", ()))
-    sides = zip(_image(call, window), window.kernel, window.stride, window.dilation, window.pads, strict=True)
+    sides = zipped(_image(call, window), window.kernel, window.stride, window.dilation, window.pads)
     ceil_mode, is_whole = bool(call["ceil_mode"]), call.kind == "QLinearAveragePool"
     reached: Any = tuple(_reached(*side, ceil_mode and is_whole) for side in sides)
-    ends = zip(reached, window.pads, window.stride, strict=True)
+    ends = zipped(reached, window.pads, window.stride)
     missing = [k for k, (now, pads, stride) in enumerate(ends) if now[1] - pads[1] >= stride]
     taken = window._replace(pads=reached)
     if kind != "avg_include_padding":
@@ -159,7 +160,7 @@ def pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
         taken = window
         if reached != window.pads:  # only the padding counts: it becomes pixels
             x, kind = call.emit(ops.Pad(((0, 0), (0, 0), *window.pads[-window.rank :]), 0.0), x), "avg_exclude_padding"
-            cut = tuple((0, end[1] - pads[1]) for end, pads in zip(reached, window.pads, strict=True))
+            cut = tuple((0, end[1] - pads[1]) for end, pads in zipped(reached, window.pads))
             taken = window._replace(pads=cut)
     call.one_of("storage_order", 0, 1)
     y = volumes.pool(call, ops.Pool2d(kind, ceil_mode=ceil_mode), x, taken)
@@ -189,8 +190,8 @@ def _reached(size: int, kernel: int, stride: int, step: int, pads: Pair, whole: 
 def _check_pads(call: Call, window: Window) -> None:
     """A window of padding alone has no maximum, and no average of what is not padding."""
     image = _image(call, window)
-    for size, kernel, stride, step, (before, after) in zip(
-        image, window.kernel, window.stride, window.dilation, window.pads, strict=True
+    for size, kernel, stride, step, (before, after) in zipped(
+        image, window.kernel, window.stride, window.dilation, window.pads
     ):
         starts = range(-before, size + after - step * (kernel - 1), stride)
         for start in (*starts[: -(-before // stride)], *starts[-1:]):  # those before the image, and the last

@@ -32,6 +32,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError, BlockconvError, ignoring, warn
 from blockconv.core.layout import Layout
+from blockconv.core.python import zipped
 from blockconv.frontends.torch.decompositions import decompositions, kept_whole, strides_of_kernels
 from blockconv.frontends.torch.ops import HEAVY, OPS
 from blockconv.frontends.torch.reader import (
@@ -323,7 +324,7 @@ def _place_part(gm: Any, call: Any, constant: set[Any], record: Compiled, settin
             inner[outer] = graph.node_copy(outer, place)
         return inner[outer]
 
-    placed = dict(zip(module.graph.find_nodes(op="placeholder"), map(place, call.args), strict=True))
+    placed = dict(zipped(module.graph.find_nodes(op="placeholder"), map(place, call.args)))
     for node in module.graph.nodes:
         if node.op != "placeholder":
             placed[node] = graph.node_copy(node, placed.__getitem__)
@@ -470,12 +471,12 @@ class Part(torch.nn.Module):  # type: ignore[misc]
             variant.plan.bind(shapes)
         if variant.plan is not None and shapes in variant.results:
             return
-        network: Network | None = variant.read(dict(zip(names, shapes, strict=True)))
+        network: Network | None = variant.read(dict(zipped(names, shapes)))
         if variant.plan is not None or network is None:
             return
         ends = {name: NHWC for name, is_last in zip(names, key, strict=False) if is_last}
         orders = [strides for strides in variant.results[shapes] or () if isinstance(strides, tuple)]
-        ends |= {name: NHWC for name, strides in zip(network.outputs, orders, strict=True) if _channels_first(strides)}
+        ends |= {name: NHWC for name, strides in zipped(network.outputs, orders) if _channels_first(strides)}
         others = [other.plan for other in self._variants.values() if isinstance(other, _Variant)]
         like = next((plan for plan in others if plan is not None and self._sizes_change), None)
         options = self._options.get(key) or self.settings.options()
@@ -509,9 +510,9 @@ class _Variant:
         part, graph = self.part, self.part.in_pytorch.graph
         reader, held = Reader(part.record.name, OPS), [part.holders[k].meta["val"] for k in part.flows]
         traced = [size for value in held for size in getattr(value, "shape", ())]
-        pairs = zip(traced, [size for shape in shapes.values() for size in shape], strict=True)
+        pairs = zipped(traced, [size for shape in shapes.values() for size in shape])
         sizes = {size.node.expr: number for size, number in pairs if isinstance(size, torch.SymInt)}
-        for k, (node, value) in enumerate(zip(part.holders, self.given, strict=True)):
+        for k, (node, value) in enumerate(zipped(part.holders, self.given)):
             if k in part.flows:
                 reader.values[node] = reader.input(node.name, shapes[node.name], stand_in(node).type)
             elif k in part.derived:
@@ -524,7 +525,7 @@ class _Variant:
         (results,) = graph.output_node().args
         known = [reader.values[node] for node in results]
         names = reader.outputs(value for value in known if isinstance(value, Tensor))
-        made = [_result(value, node, sizes) for value, node in zip(known, results, strict=True)]
+        made = [_result(value, node, sizes) for value, node in zipped(known, results)]
         self.results[tuple(shapes.values())] = tuple(made)
         return reader.emitter.network(names, self.read) if names else None
 
@@ -567,7 +568,7 @@ def _as_promised(tensor: Any, strides: Shape) -> Any:
     """The values of a tensor with these strides; itself if it has them."""
     if tensor.stride() == strides:
         return tensor
-    if all(have == want or n < 2 for have, want, n in zip(tensor.stride(), strides, tensor.shape, strict=True)):
+    if all(have == want or n < 2 for have, want, n in zipped(tensor.stride(), strides, tensor.shape)):
         return tensor.as_strided(tensor.shape, strides)
     once = tensor[tuple(slice(None) if step else slice(1) for step in strides)]  # an expanded axis is one value
     return tensor.new_empty_strided(once.shape, strides).copy_(once).expand(tensor.shape)

@@ -44,6 +44,7 @@ from blockconv.api.pooling import (
     max_pool2d_backward,
 )
 from blockconv.core.interop import followed, follows_tangents, has_tangent
+from blockconv.core.python import zipped
 
 calls: Any = SimpleNamespace()
 _library = torch.library.Library("blockconv", "DEF")
@@ -148,13 +149,13 @@ def _each_by_itself(call: Run, count: int, dims: Sequence[Any], args: Sequence[A
     """An op of a batch of arguments, one after the other. dims: the batch's axis of each argument, or None."""
 
     def one(k: int) -> Any:
-        pairs = zip(args, dims, strict=True)
+        pairs = zipped(args, dims)
         return call(*(x.select(dim, k) if isinstance(x, torch.Tensor) and dim is not None else x for x, dim in pairs))
 
     found = [one(k) for k in range(count)]
     if not isinstance(found[0], tuple):
         return torch.stack(found), 0
-    return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
+    return tuple(map(torch.stack, zipped(*found))), (0,) * len(found[0])
 
 
 _PLAIN = torch.Tensor, torch.nn.Parameter
@@ -464,7 +465,7 @@ def _of_batch_norm(ctx: Any, grad: Any, *_: Any) -> Any:
 
 def _of_parameters(ctx: Any, found: Sequence[Any]) -> list[Any]:
     """The gradients of weight and bias in their types; None for one that is not given."""
-    return [None if kind is None else g.to(kind) for g, kind in zip(found, ctx.types, strict=True)]
+    return [None if kind is None else g.to(kind) for g, kind in zipped(found, ctx.types)]
 
 
 def _of_norm_backward(ctx: Any, *_: Any) -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from blockconv.core.checks import Pair
+from blockconv.core.python import zipped
 from blockconv.frontends.torch.elements import as_numbers, flow_indices
 from blockconv.frontends.torch.reader import Call, Constant, Value, hint, of_numbers, op, stand_in
 from blockconv.network import ops
@@ -66,7 +67,7 @@ def _index(call: Call) -> Tensor:
     if not known or flat != sorted({*flat}) or [axis for axis, _ in given] != [*range(first, first + len(given))]:
         return flow_indices(call, given)
     rest = x.shape[first + len(given) :]
-    for (axis, _), array in zip(given, arrays, strict=True):
+    for (axis, _), array in zipped(given, arrays):
         x = call.gathered(x, axis, array.reshape(-1))
     return call.reshape(x, (*x.shape[:first], *shape, *rest))
 
@@ -88,7 +89,7 @@ def _turn(call: Call) -> Tensor:
     given = call.x
     x = given if call["dims"] or call.kind == "flip" else call.reshape(given, (given.elements,))
     shifts = call.get("shifts", (None,) * len(call["dims"]))
-    for axis, shift in zip(call["dims"] or (0,) * len(shifts), shifts, strict=True):
+    for axis, shift in zipped(call["dims"] or (0,) * len(shifts), shifts):
         at = call.axis(axis, x.rank)
         places = np.arange(x.shape[at])
         x = call.gathered(x, at, places[::-1] if shift is None else np.roll(places, shift))
@@ -174,7 +175,7 @@ def _pad_of_pixels(call: Call) -> Tensor:
 
 def _pads(call: Call, flat: Sequence[int]) -> tuple[Pair, ...]:
     """(before, after) of each axis; PyTorch begins with the last one."""
-    last = [*zip(flat[::2], flat[1::2], strict=True)][::-1]
+    last = [*zipped(flat[::2], flat[1::2])][::-1]
     return ((0, 0),) * (call.x.rank - len(last)) + tuple((int(a), int(b)) for a, b in last)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from blockconv.core.checks import Shape
+from blockconv.core.python import zipped
 from blockconv.core.types import Array
 from blockconv.frontends.torch.reader import Call, Value, arguments_of, of_numbers, op
 from blockconv.network import ops, volumes
@@ -27,7 +28,7 @@ def _convolution(call: Call) -> Tensor:
     if rank not in (1, 2, 3) or (flows and rank == 3):
         raise Unsupported(f"{rank}-D windows" + (", of a weight that is no constant" if flows else ""))
     more = call["output_padding"] if transposed else (0,)
-    ends = zip(_sides(call["padding"], rank), _sides(more, rank), strict=True)
+    ends = zipped(_sides(call["padding"], rank), _sides(more, rank))
     window = _window(call, weight.shape[2:], [(p, p - extra) for p, extra in ends])
     made = (ops.ConvTranspose2d if transposed else ops.Conv2d)(groups=call["groups"])
     if flows:
@@ -67,7 +68,7 @@ def _of_input(groups: int, window: volumes.Window, shape: Shape, grad: Shape) ->
     """The gradient of a convolution's input of this shape, without the weight."""
     made: ops.ConvTranspose2d = window.within(ops.ConvTranspose2d(groups=groups))
     reach = made.uncut(grad[2:], window.kernel)
-    ends = [(begin, n - begin - size) for n, (begin, _), size in zip(reach, made.pads, shape[2:], strict=True)]
+    ends = [(begin, n - begin - size) for n, (begin, _), size in zipped(reach, made.pads, shape[2:])]
     return replace(made, pads=(ends[0], ends[1]))
 
 
@@ -175,7 +176,7 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
     else:
         scales = tuple(call.get(f"scales_{side}") for side in "dhw"[3 - rank :]) if rank > 1 else (call.get("scales"),)
     if size is None:
-        size = [math.floor(have * by) for have, by in zip(x.shape[2:], scales, strict=True)]
+        size = [math.floor(have * by) for have, by in zipped(x.shape[2:], scales)]
     ones = (1,) * (2 - rank)
     # Whole scales hold for an image of any size. With aligned corners, other scales are less exact than sizes.
     whole = "antialias" not in more and all(by is not None and float(by).is_integer() for by in scales)
@@ -183,9 +184,9 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
     given: Any = None if sized else (*map(float, ones), *map(float, scales))
     if coordinates == "align_corners" and "antialias" in more:
         # PyTorch takes the scale alone from the corners.
-        if any(out == 1 and have > 1 for have, out in zip(x.shape[2:], size, strict=True)):
+        if any(out == 1 and have > 1 for have, out in zipped(x.shape[2:], size)):
             raise Unsupported("align_corners with antialias to one pixel")
-        coordinates, sides = "half_pixel", zip(x.shape[2:], size, strict=True)
+        coordinates, sides = "half_pixel", zipped(x.shape[2:], size)
         given = tuple((out - 1) / (have - 1) if have > 1 and out > 1 else float(out) for have, out in sides)
     if rank == 3:  # along D, as a side of images of H * W columns; then all slices as images
         n, c, d, h, w = x.shape
@@ -206,7 +207,7 @@ def _rounded(made: ops.Resize, shape: Shape, scales: Sequence[float | None]) -> 
     problem = made.problem(shape)
     exact, half = [], np.float32(made.coordinates == "half_pixel") / 2
     pixels: list[tuple[int, Any]] = []
-    for axis, scale in zip((2, 3), scales, strict=True):
+    for axis, scale in zipped((2, 3), scales):
         have, out = problem.src_shape[axis], problem.dst_shape[axis]
         step = np.float32(1 / scale if scale else np.float32(have) / np.float32(out))
         if not half and out in (have, 2 * have):  # whatever the scale
@@ -214,7 +215,7 @@ def _rounded(made: ops.Resize, shape: Shape, scales: Sequence[float | None]) -> 
         at = np.floor((np.arange(out, dtype=np.float32) + half) * step)
         pixels.append((axis, np.minimum(at, have - 1).astype(np.int64)))
         exact.append(problem.taps("hw"[axis - 2])[0][:, 0])
-    return pixels if any(np.any(a != b) for a, (_, b) in zip(exact, pixels, strict=True)) else []
+    return pixels if any(np.any(a != b) for a, (_, b) in zipped(exact, pixels)) else []
 
 
 @op("upsample_nearest2d", "_upsample_nearest_exact2d")
@@ -227,11 +228,11 @@ def _nearest(call: Call) -> Tensor:
 def _resize_nearest_backward(call: Call) -> Tensor:
     """Sums of the gradients of equal pixels."""
     grad, sizes = call.input("grad_output"), call["input_size"][2:]
-    if any(out % size for out, size in zip(grad.shape[2:], sizes, strict=True)):
+    if any(out % size for out, size in zipped(grad.shape[2:], sizes)):
         raise Unsupported(f"from {grad.shape[2:]} to {sizes}")
     kernel = (grad.shape[2] // sizes[0], grad.shape[3] // sizes[1])
     scales = call["scales_h"], call["scales_w"]
-    if any(scale is not None and scale != by for scale, by in zip(scales, kernel, strict=True)):
+    if any(scale is not None and scale != by for scale, by in zipped(scales, kernel)):
         raise Unsupported("other scales than the sizes'")
     return call.emit(ops.Pool2d("avg_include_padding", kernel, kernel, divisor=1), grad)
 
@@ -274,7 +275,7 @@ def _im2col(call: Call) -> Tensor:
     pads, *windows = (_sides(call[name]) for name in names)
     if any(pads):
         image = call.helper(ops.Pad(((0, 0), (0, 0), *((p, p) for p in pads)), 0.0), image)
-    taps = [_taps(*side) for side in zip(image.shape[2:], *windows, strict=True)]
+    taps = [_taps(*side) for side in zipped(image.shape[2:], *windows)]
     for axis, places in enumerate(taps, 2):
         image = call.gathered(image, axis, places.reshape(-1))
     (oh, kh), (ow, kw) = (places.shape for places in taps)

@@ -18,6 +18,7 @@ from blockconv.core.eltwise_problem import (
     SoftmaxProblem,
     exact_scale,
 )
+from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, Array, ElementType
 from blockconv.network.ops.base import Solved, common_type, framed
 from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reach, Reads, Site, Windows
@@ -108,8 +109,7 @@ class Resize(_OfFloats):
             raise self._error("size", "is required, or `scale`")
         n, c, ih, iw = src
         oh, ow = self.size or (
-            math.floor(size * exact_scale(self.op, "scale", by))
-            for size, by in zip((ih, iw), self.scale or (), strict=True)
+            math.floor(size * exact_scale(self.op, "scale", by)) for size, by in zipped((ih, iw), self.scale or ())
         )
         (top, left, bottom, right), (scale_h, scale_w) = self.roi, self.scale or (None, None)
         found = {"n": n, "c": c, "ih": ih, "iw": iw, "oh": oh, "ow": ow, "scale_h": scale_h, "scale_w": scale_w}
@@ -124,7 +124,7 @@ class Resize(_OfFloats):
                 (x,) = parts
                 continue
             along = (-1,) + (1,) * (x.ndim - 1 - axis)
-            x = sum(part * weight.reshape(along) for part, weight in zip(parts, weights.T, strict=True))
+            x = sum(part * weight.reshape(along) for part, weight in zipped(parts, weights.T))
         return x
 
     def windows(self, site: Site, axes: Axes) -> Reads:

@@ -13,6 +13,7 @@ from blockconv.core.checks import Pair, Shape, check_rank, check_same
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
+from blockconv.core.python import zipped
 from blockconv.core.quantization import Quantization
 from blockconv.core.record import Record
 from blockconv.core.types import Array, ElementType, Types, element
@@ -239,13 +240,13 @@ class Scaled(Solved):
 
     def infer(self, src: Shape, *factors: Shape) -> Shape:
         shape: Shape = self.problem(src).dst_shape
-        for name, given in zip(self.names, factors, strict=True):
+        for name, given in zipped(self.names, factors):
             check_same(self.op, name, given, shape[1:2])
         return shape
 
     def infer_type(self, src: ElementType, *factors: ElementType) -> ElementType:
         check_inputs(self, (src,))
-        for name, type in zip(self.names, factors, strict=True):
+        for name, type in zipped(self.names, factors):
             check_type(self, name, type, *dict.fromkeys((src.name, src.computed.name)))
         return src
 
@@ -314,5 +315,5 @@ def _wide(x: Array | None) -> Array | None:
 
 def framed(x: Array, pads: Sequence[Pair], value: float) -> Array:
     """`x` with (before, after) of `value` on each axis; negative ends crop."""
-    inner = tuple(slice(max(0, -b), n - max(0, -e)) for n, (b, e) in zip(x.shape, pads, strict=True))
+    inner = tuple(slice(max(0, -b), n - max(0, -e)) for n, (b, e) in zipped(x.shape, pads))
     return np.pad(x[inner], [(max(0, b), max(0, e)) for b, e in pads] or 0, constant_values=value)

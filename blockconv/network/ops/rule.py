@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from blockconv.core.checks import Axes as Axes
 from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout
+from blockconv.core.python import zipped
+from blockconv.core.record import frozen
 from blockconv.core.types import ArrayDtype, ElementType
 
 Layouts = tuple[Layout, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Tensor:
     """A value: its name, logical shape and element type."""
 
@@ -94,7 +95,7 @@ NOT_IMAGES = f"needs its pixels along the axes {PIXELS}"
 ALL_PIXELS = "reads all pixels of an image for each pixel of its output"
 
 
-@dataclass(frozen=True)
+@frozen
 class Reach:
     """An output's pixel `o` along one axis reads pixels `step * o + low` to `step * o + high`."""
 
@@ -136,5 +137,5 @@ def windows_of(problem: Any) -> Windows:
     along = ((p.sh, p.ph, p.kh, p.dh), (p.sw, p.pw, p.kw, p.dw))
     return {
         axis: (axis, Reach(Fraction(stride), Fraction(-begin), Fraction((size - 1) * dilation - begin)))
-        for axis, (stride, begin, size, dilation) in zip(PIXELS, along, strict=True)
+        for axis, (stride, begin, size, dilation) in zipped(PIXELS, along)
     }

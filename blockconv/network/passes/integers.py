@@ -15,6 +15,7 @@ import numpy as np
 from blockconv.core.activation import ActivationKind
 from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError
+from blockconv.core.python import zipped
 from blockconv.core.quantization import PLAIN, Quantization, real
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, element
 from blockconv.dispatch.quantizing import check_sums, is_finite, is_light, is_narrow
@@ -195,12 +196,12 @@ def _transposed_conv(edit: Edit, node: Node, a: ConvTranspose2d) -> bool:
     integers, given = weight
     (sh, sw), shapes = a.stride, (edit.shape(node.src), edit.shape(node.output), integers.shape)
     sides: list[Any] = []
-    for read, size, kernel, step, (begin, _) in zip(*(shape[2:] for shape in shapes), a.stride, a.pads, strict=True):
+    for read, size, kernel, step, (begin, _) in zipped(*(shape[2:] for shape in shapes), a.stride, a.pads):
         first, rest = divmod(begin, step)
         count, made = -(-kernel // step), -(-(rest + size) // step)
         before = count - 1 - first
         sides.append((count, (before, made - read - before + count - 1), (-rest, rest + size - made * step)))
-    taps, pads, cuts = zip(*sides, strict=True)
+    taps, pads, cuts = zipped(*sides)
     if min(map(min, pads)) < 0:
         return False
     scales = np.tile(np.repeat(given.scale, sh * sw), a.groups) if given.scale.ndim else given.scale
@@ -221,7 +222,7 @@ def _transposed_conv(edit: Edit, node: Node, a: ConvTranspose2d) -> bool:
 def _of_remainders(weight: Array, groups: int, stride: Sequence[int], taps: Sequence[int]) -> Array:
     """Weights (I, O/groups, KH, KW) of a transposed convolution as those of a convolution: see `_transposed_conv`."""
     (ic, oc, *sizes), (sh, sw), (kh, kw) = weight.shape, stride, taps
-    ends = [(0, size * step - given) for size, step, given in zip(taps, stride, sizes, strict=True)]
+    ends = [(0, size * step - given) for size, step, given in zipped(taps, stride, sizes)]
     wide = np.pad(weight, [(0, 0), (0, 0), *ends]).reshape(groups, ic // groups, oc, kh, sh, kw, sw)
     turned = wide[:, :, :, ::-1, :, ::-1].transpose(0, 2, 4, 6, 1, 3, 5)
     return turned.reshape(groups * oc * sh * sw, ic // groups, kh, kw)

@@ -3,14 +3,15 @@
 The op says what it requires of the kernel table (`network.ops.rule`). The table says the rest.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import Layout, row_major
+from blockconv.core.python import bounded_cache, zipped
+from blockconv.core.record import frozen
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.quantizing import known_weights
@@ -54,7 +55,7 @@ class Candidate(NamedTuple):
         return self.row.prepared(self.request.on_threads(threads), **options)
 
 
-@dataclass(frozen=True)
+@frozen
 class Pricing:
     """The cost of a candidate.
 
@@ -139,7 +140,7 @@ def _copies(network: Network, node: Node, view: View, reorder: Reorder) -> float
 
     return sum(
         reorder(name, layout, layout)
-        for k, (name, layout) in enumerate(zip(node.inputs, view.srcs, strict=True))
+        for k, (name, layout) in enumerate(zipped(node.inputs, view.srcs))
         if not written_there(k, name)
     )
 
@@ -162,7 +163,7 @@ def _with_kernels(node: Node, site: Site, pricing: Pricing) -> Iterator[Candidat
                 yield one._replace(srcs=found, dst=a.dst_layout(site, dst), cost=pricing.price(one) + packed)
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def accepted(
     machine: Machine,
     op: str,

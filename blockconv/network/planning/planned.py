@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -13,6 +13,8 @@ from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, UnsupportedError
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.core.progress import Progress
+from blockconv.core.python import zipped
+from blockconv.core.record import frozen
 from blockconv.dispatch import selection, tuning
 from blockconv.dispatch.selection import reorder_seconds
 from blockconv.machine.machine import Machine, host
@@ -44,7 +46,7 @@ MOST = 16  # candidates of a node that are timed
 BETWEEN_OPS = 0.5e-6  # seconds that threads need to meet between two ops, so that no reorder is made for less
 
 
-@dataclass(frozen=True)
+@frozen
 class Options:
     """The arguments of `compile`.
 
@@ -157,7 +159,7 @@ class Planned(NamedTuple):
     @property
     def chosen(self) -> list[Candidate]:
         """The candidate of each node."""
-        return [found[k] for found, k in zip(self.candidates, self.solution.chosen, strict=True)]
+        return [found[k] for found, k in zipped(self.candidates, self.solution.chosen)]
 
     @property
     def quality(self) -> str:
@@ -182,7 +184,7 @@ def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
 def formulate(network: Network, found: Found, reorder: Reorder, options: Options) -> Assignment:
     """The assignment of layouts of a network with these candidates."""
     steps = []
-    for node, ways in zip(network.nodes, found, strict=True):
+    for node, ways in zipped(network.nodes, found):
         flows = [i for i, name in enumerate(node.inputs) if name not in network.constants]
         choices = tuple(Choice(tuple(c.srcs[i] for i in flows), c.dst, c.cost, c.choice[0]) for c in ways)
         steps.append(Step(node.name, tuple(node.inputs[i] for i in flows), node.output, choices))
@@ -280,7 +282,7 @@ def with_all_candidates(network: Network, options: Options, planned: Planned) ->
     every = options.chosen is not None  # what a file has need not be the cheapest here
     network, problem, found = formulated(network, replace(options, measure=False), every)
     known = [{c.choice: k for k, c in enumerate(ways)} for ways in found]
-    numbers = [at.get(c.choice, -1) for at, c in zip(known, planned.chosen, strict=True)]
+    numbers = [at.get(c.choice, -1) for at, c in zipped(known, planned.chosen)]
     if -1 in numbers:  # a file may name layouts that its options do not
         return planned
     return Planned(network, problem, found, evaluate(problem, numbers, planned.solution.bound))
@@ -296,7 +298,7 @@ def _kept_name(network: Network, options: Options) -> str:
 
 def choices(planned: Planned) -> dict[str, list[Any]]:
     """The kernel, the sources' layouts and the destination's of each node, as files have them."""
-    each = zip(planned.network.nodes, (one.choice for one in planned.chosen), strict=True)
+    each = zipped(planned.network.nodes, (one.choice for one in planned.chosen))
     return {node.name: [kernel, [lay.tag for lay in srcs], dst.tag] for node, (kernel, srcs, dst) in each}
 
 
@@ -400,7 +402,7 @@ def measured(network: Network, found: Found, threads: int, costs: Mapping[str, f
     known = tuning.Costs()
     done: list[tuple[Candidate, ...]] = []
     with Progress("timing kernels", len(found)) as shown:
-        for node, options in zip(network.nodes, found, strict=True):
+        for node, options in zipped(network.nodes, found):
             shown.tick(len(done), node.name)
             done.append(_timed(network, node, options, threads, costs, known))
             known.save()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,14 @@ import numpy.typing as npt
 
 from blockconv.core.checks import Names, Pair
 from blockconv.core.errors import ArgumentError
+from blockconv.core.python import zipped
+from blockconv.core.record import frozen
 from blockconv.network.planning.elimination import STEPS, TABLE, Factor, Minimum, minimum
 
 Lay = Any  # a layout; anything that can be hashed
 
 
-@dataclass(frozen=True)
+@frozen
 class Choice:
     """A candidate of an op: a layout of each input, one of the output, seconds; its kernel, None for a view."""
 
@@ -43,7 +45,7 @@ class Choice:
         return (self.kernel, self.srcs, self.dst) == (other.kernel, other.srcs, other.dst)
 
 
-@dataclass(frozen=True)
+@frozen
 class Step:
     """An op: the tensors that it reads, the one that it writes, and its candidates."""
 
@@ -53,7 +55,7 @@ class Step:
     choices: tuple[Choice, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Assignment:
     """The problem.
 
@@ -69,7 +71,7 @@ class Assignment:
     reorder: Callable[[str, Lay, Lay], float]
 
 
-@dataclass(frozen=True)
+@frozen
 class Solution:
     """A choice for every step, by index.
 
@@ -93,11 +95,11 @@ def evaluate(problem: Assignment, chosen: Sequence[int], bound: float = -math.in
     where = dict(problem.given)
     needed: dict[tuple[str, Lay], None] = {}  # in order
     cost = 0.0
-    for step, index in zip(problem.steps, chosen, strict=True):
+    for step, index in zipped(problem.steps, chosen):
         choice = step.choices[index]
         cost += choice.cost
         where[step.output] = choice.dst
-        needed |= dict.fromkeys(zip(step.inputs, choice.srcs, strict=True))
+        needed |= dict.fromkeys(zipped(step.inputs, choice.srcs))
     needed |= dict.fromkeys(problem.wanted.items())
     copies = tuple((tensor, where[tensor], lay) for tensor, lay in needed if lay != where[tensor])
     cost += sum(problem.reorder(*copy) for copy in copies)
@@ -117,7 +119,7 @@ def restricted(
         steps.append(replace(step, choices=tuple(step.choices[k] for k in kept)))
         indices.append(kept)
     solved = solve(replace(problem, steps=tuple(steps)))
-    return evaluate(problem, [kept[k] for kept, k in zip(indices, solved.chosen, strict=True)], solved.bound)
+    return evaluate(problem, [kept[k] for kept, k in zipped(indices, solved.chosen)], solved.bound)
 
 
 def fixed(problem: Assignment, layout: Lay) -> Solution:
@@ -137,13 +139,13 @@ def greedy(problem: Assignment) -> Solution:
     for step in problem.steps:
         prices = []
         for choice in step.choices:
-            wanted = dict.fromkeys(pair for pair in zip(step.inputs, choice.srcs, strict=True) if pair not in made)
+            wanted = dict.fromkeys(pair for pair in zipped(step.inputs, choice.srcs) if pair not in made)
             prices.append(choice.cost + sum(problem.reorder(name, where[name], lay) for name, lay in wanted))
         best = int(np.argmin(prices))
         chosen.append(best)
         choice = step.choices[best]
         where[step.output] = choice.dst
-        made |= {(step.output, choice.dst), *zip(step.inputs, choice.srcs, strict=True)}
+        made |= {(step.output, choice.dst), *zipped(step.inputs, choice.srcs)}
     return evaluate(problem, chosen)
 
 
@@ -222,7 +224,7 @@ def _of_tensor(
     if maker is not None:
         origins = np.array([s for s, _ in states])
         yield Factor((state, maker), np.where(origins[:, None] == made, 0.0, math.inf))
-    for (k, _), layouts in zip(uses, reads, strict=True):
+    for (k, _), layouts in zipped(uses, reads):
         yield Factor((state, k), np.where(present[:, layouts], 0.0, math.inf))
 
 

@@ -9,6 +9,7 @@ from blockconv._version import __version__
 from blockconv.core import target, text
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
+from blockconv.core.python import zipped
 from blockconv.dispatch import selection
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.machine import identity
@@ -212,7 +213,7 @@ def collected(
         "values": _values(network),
         "nodes": [
             _node(network, node, found, k)
-            for node, found, k in zip(network.nodes, planned.candidates, solution.chosen, strict=True)
+            for node, found, k in zipped(network.nodes, planned.candidates, solution.chosen)
         ],
         "reorders": _reorders(planned.problem),
         "calls": _calls(planned, schedule.actions, options, profile),
@@ -320,8 +321,8 @@ def _calls(planned: Planned, actions: tuple[Action, ...], options: Options, prof
             "why": why,
             "saves": saves,
         }
-        for action, guess, took, (why, saves) in zip(
-            actions, predicted, measured, _reasons(planned, actions, options.asked), strict=True
+        for action, guess, took, (why, saves) in zipped(
+            actions, predicted, measured, _reasons(planned, actions, options.asked)
         )
     ]
 
@@ -352,8 +353,8 @@ def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> tupl
     problem, nodes = planned.problem, {node.name: node for node in planned.network.nodes}
     readers = [
         f"{step.name} ({nodes[step.name].op})"
-        for step, k in zip(problem.steps, planned.solution.chosen, strict=True)
-        if (tensor, dst) in zip(step.inputs, step.choices[k].srcs, strict=True)
+        for step, k in zipped(problem.steps, planned.solution.chosen)
+        if (tensor, dst) in zipped(step.inputs, step.choices[k].srcs)
     ]
     who = f"{', '.join(readers)} read{'s' if len(readers) == 1 else ''} {dst}" if readers else f"the output is {dst}"
     if chosen != "auto":

@@ -3,6 +3,7 @@
 import textwrap
 
 from blockconv.core import text
+from blockconv.core.python import zipped
 from blockconv.network.foreign import counted
 from blockconv.network.reporting.data import NodeData, PlanData, more
 from blockconv.network.reporting.profile import CALL_HEADS, call_cells
@@ -36,7 +37,7 @@ def foreign(plan: PlanData) -> list[str]:
             times["measured"] = [call["measured"] or 0.0 for call in plan["calls"]]
         shares = []
         for what, every in times.items():
-            own = sum(seconds for call, seconds in zip(plan["calls"], every, strict=True) if call["ops"])
+            own = sum(seconds for call, seconds in zipped(plan["calls"], every) if call["ops"])
             shares.append(f"{own / (sum(every) or 1.0):.0%} of the {what} time")
         kinds = counted(kind for call in calls for kind in call["ops"])
         said.append(f"foreign parts: {len(calls)}, {kinds} in {calls[0]['kernel']}, {', '.join(shares)}")
@@ -63,9 +64,9 @@ def table(plan: PlanData, actions: tuple[Action, ...]) -> str:
         heads.append("measured,\nµs")
         times.append([call["measured"] or 0.0 for call in calls])
     columns = [[text.microseconds(seconds) for seconds in (*column, sum(column))] for column in times]
-    rows = [(*call_cells(action), text.dims(call["shape"])) for action, call in zip(actions, calls, strict=True)]
+    rows = [(*call_cells(action), text.dims(call["shape"])) for action, call in zipped(actions, calls)]
     rows.append((f"{len(calls)} calls", "", "", ""))
-    cells = [(*row, *figures) for row, *figures in zip(rows, *columns, strict=True)]
+    cells = [(*row, *figures) for row, *figures in zipped(rows, *columns)]
     said = f"Times are for {text.threads(plan['threads'])}."
     parts = [text.table(heads, cells, right=range(4, len(heads)), rules=[len(calls)]), said]
     moved = [text.paragraph(call["name"], call["why"]) for call in calls if call["why"]]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from blockconv.core import text
+from blockconv.core.python import zipped
 from blockconv.network.planning.candidates import on_threads
 from blockconv.network.planning.planned import Planned
 from blockconv.network.planning.planner import Solution
@@ -34,7 +35,7 @@ class Profile(NamedTuple):
         together = sum(self.seconds)
         rows = [
             (*call_cells(action), text.microseconds(guess), text.microseconds(seconds), f"{seconds / together:.1%}")
-            for action, guess, seconds in zip(self.actions, self.predicted, self.seconds, strict=True)
+            for action, guess, seconds in zipped(self.actions, self.predicted, self.seconds)
         ]
         total = text.microseconds(sum(self.predicted)), text.microseconds(together), "100%"
         rows.append((f"{len(self.actions)} calls, one by one", "", "", *total))
@@ -65,14 +66,14 @@ def median_seconds(nanoseconds: Sequence[int]) -> float:
 
 def seconds_of_plan(planned: Planned, solution: Solution, threads: int) -> float:
     """Seconds of a whole plan, its reorders included."""
-    every = zip(planned.candidates, solution.chosen, strict=True)
+    every = zipped(planned.candidates, solution.chosen)
     nodes = sum(on_threads(found[k], planned.threads, threads) for found, k in every)
     return nodes + sum(planned.problem.reorder(*copy) for copy in solution.reorders)
 
 
 def seconds_of_actions(planned: Planned, actions: tuple[Action, ...], threads: int) -> tuple[float, ...]:
     """Seconds of each action. A reorder's are those of memory, whatever the threads."""
-    taken = {node.name: candidate for node, candidate in zip(planned.network.nodes, planned.chosen, strict=True)}
+    taken = {node.name: candidate for node, candidate in zipped(planned.network.nodes, planned.chosen)}
 
     def cost(a: Action) -> float:
         if a.node is None:
