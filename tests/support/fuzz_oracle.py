@@ -529,7 +529,10 @@ def _noisy(model: Any, values: Outputs, unit: float, seed: int) -> Any:
         made.graph.node[-1].output[:] = [f"{name}.exact" if name in rounded else name for name in node.output]
         for name in rounded:
             size = np.abs(values[name])
-            add(f"{name}.exact", size + np.max(size, initial=0, where=np.isfinite(size)) / 4, name)
+            # 1 + erf(x) cancels: results of below zero are rounded as their inputs are.
+            others = [known[one] for one in node.input if one in known] if node.op_type.endswith("Gelu") else []
+            largest = max(np.max(np.abs(x), initial=0, where=np.isfinite(x)) for x in (size, *others))
+            add(f"{name}.exact", size + largest / 4, name)
     return made
 
 
