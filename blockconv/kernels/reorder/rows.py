@@ -127,6 +127,8 @@ def _parts_of(p: Any) -> list[Copied]:
 
 def _by_runs(part: Copied, dst: Layout, itemsize: int) -> list[Copied]:
     """A part in several, each of a run along one axis, where pixels are short: those of a run are one extent."""
+    if not part.spans:  # a scalar has no axis, though its layout has one
+        return [part]
     for axis in reversed(dst.axes(part.dst_shape)):
         spans, begin, found = part.spans[axis.dim], part.starts[axis.dim], list[Copied]()
         if sum(span.action == COPY for span in spans) > 1:
