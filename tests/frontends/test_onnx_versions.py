@@ -335,6 +335,13 @@ def test_same_pads_of_dilated_windows(op: str, auto: str) -> None:
     assert read > 100
 
 
+def test_same_windows_that_skip_pixels_are_not_guessed() -> None:
+    """ONNX Runtime begins inside the image for float64 and refuses float32; the definition's pads are negative."""
+    proto = model("MaxPool", 19, weights(1, 2, 6, 6), {}, kernel_shape=[1, 1], strides=[3, 3], auto_pad="SAME_UPPER")
+    with pytest.raises(bc.UnsupportedError, match="SAME_UPPER where windows of 1 at a stride of 3 skip pixels"):
+        bc.load_onnx(proto, strict=True)
+
+
 def test_broadcasting_before_opset_7() -> None:
     """A second operand's axes began where `axis` said."""
     proto = model("Add", 6, X, {"c": weights(6)}, axis=1, broadcast=1)

@@ -53,7 +53,10 @@ _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 
 def _same(auto: str, size: int, kernel: int, stride: int, dilation: int) -> Pair:
-    total = max(0, (-(-size // stride) - 1) * stride + dilation * (kernel - 1) + 1 - size)
+    total = (-(-size // stride) - 1) * stride + dilation * (kernel - 1) + 1 - size
+    if total < -1:  # ONNX Runtime begins inside the image
+        raise Unsupported(f"auto_pad={auto} where windows of {kernel} at a stride of {stride} skip pixels")
+    total = max(0, total)
     less, more = total // 2, total - total // 2
     return (less, more) if auto == "SAME_UPPER" else (more, less)
 
