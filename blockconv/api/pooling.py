@@ -301,7 +301,11 @@ def avg_pool2d(
 
     Returns (N, C, OH, OW) of the input's kind and dtype: OH = (H + top + bottom - KH) // stride + 1, and OW likewise.
 
-    input, kernel_size, stride, ceil_mode, out, out_layout, axes: as in `max_pool2d`.
+    input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor (gradients flow), or a 4-D
+        BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4 in an NCHW64
+        BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once.
+    kernel_size: an int of at least 1, or a pair (height, width). stride: likewise. Default: kernel_size.
+    ceil_mode, out, out_layout, axes: as in `max_pool2d`.
     padding: zeros around the input: an int, a pair (height, width), or ((top, bottom), (left, right)). At most half
         of kernel_size on each side.
     count_include_pad: True: divide each sum by the window's elements in the padded input. False: in the input alone.
@@ -341,7 +345,8 @@ def adaptive_avg_pool2d(
     Returns (N, C, OH, OW) of the input's kind and dtype. The window of output row i begins at row i * H // OH and ends
     before row ceil((i + 1) * H / OH). Columns likewise.
 
-    input: as in `max_pool2d`; C may be 0.
+    input: (N, C, H, W), or (C, H, W) for an output without N; C may be 0. An array, a torch CPU tensor (gradients
+        flow), or a 4-D BlockedArray, of the types and strides that `avg_pool2d` takes.
     output_size: OH and OW: an int of at least 0 for both, or a pair; None in a pair keeps the input's size.
     out, out_layout, axes, input_quantization, out_quantization: as in `avg_pool2d`.
 
@@ -367,7 +372,8 @@ def global_avg_pool2d(
 
     Returns (N, C, 1, 1), or (C, 1, 1), of the input's kind and dtype.
 
-    input: as in `max_pool2d`, but a tensor without gradient.
+    input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor without gradient, or a 4-D
+        BlockedArray, of the types and strides that `avg_pool2d` takes.
     out, out_layout, input_quantization, out_quantization: as in `avg_pool2d`.
 
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
@@ -384,7 +390,8 @@ def global_max_pool2d(input: Array, *, out: Array | None = None, out_layout: Lay
 
     Returns (N, C, 1, 1), or (C, 1, 1), of the input's kind and dtype; NaN for a channel that holds one.
 
-    input: as in `max_pool2d`, but a tensor without gradient.
+    input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor without gradient, or a 4-D
+        BlockedArray, of the types and strides that `avg_pool2d` takes.
     out, out_layout: as in `max_pool2d`.
 
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
