@@ -304,7 +304,8 @@ def avg_pool2d(
     input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor (gradients flow), or a 4-D
         BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4 in an NCHW64
         BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once.
-    kernel_size: an int of at least 1, or a pair (height, width). stride: likewise. Default: kernel_size.
+    kernel_size: an int of at least 1, or a pair (height, width).
+    stride: likewise. Default: kernel_size.
     ceil_mode, out, out_layout, axes: as in `max_pool2d`.
     padding: zeros around the input: an int, a pair (height, width), or ((top, bottom), (left, right)). At most half
         of kernel_size on each side.
