@@ -72,7 +72,8 @@ def described(module: str) -> list[str]:
     """The lines of a module. Of a network's ops, the constructors: their methods serve planners."""
     loaded = importlib.import_module(module)
     found = []
-    for name in loaded.__all__:
+    public = [name for name, thing in vars(loaded).items() if name[0] != "_" and not inspect.ismodule(thing)]
+    for name in getattr(loaded, "__all__", public):
         thing = getattr(loaded, name)
         if isinstance(thing, type):
             ends = [*members(thing)] or [""]

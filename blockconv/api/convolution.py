@@ -66,6 +66,7 @@ class CheckedConvolution:
     _op = "Conv2d"  # the name in the texts of errors
     _given = "input"  # likewise, of the array that is convolved
     _weight_axes = "(O, I/groups, KH, KW)"
+    _mode: Any = "constant"  # of NumPy's paddings; files of an earlier version lack it
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class CheckedConvolution:
         self.algorithm, self.accuracy = algorithm, selection.accuracy_of(op, accuracy)
         self._options = quantized
         self.arithmetic = Arithmetic(op, self.weight, self.bias, self.activation, quantized, self._given)
+        self._weight_is_channels_last = not isinstance(self.weight, BlockedArray) and is_channels_last(self.weight)
 
     def _computation(
         self, call: Call, packed: dict[Any, Array] | None = None, src: Layout | None = None
@@ -105,10 +107,8 @@ class CheckedConvolution:
         if isinstance(types.dst.array_dtype, str) and not call.is_blocked:
             rule = "only a BlockedArray holds packed 4-bit integers"
             raise DtypeError(self._op, "out_dtype", types.dst.array_dtype, rule, "give a BlockedArray as input")
-        src, dst, weight = src or x.layout, call.layout or x.layout, self.weight
-        if not (call.layout or call.is_blocked or isinstance(weight, BlockedArray)) and is_channels_last(weight):
-            dst = NHWC
-        dst = dst if dst.is_native else NCHW
+        dst = call.layout or (x.layout if call.is_blocked or not self._weight_is_channels_last else NHWC)
+        src, dst = src or x.layout, dst if dst.is_native else NCHW
         arithmetic.check_layouts(types, problem, src, dst)
         check_zero_point(self._op, self._given, x.zero_point, self._options.input_quantization)
         shape = problem.dst_shape if x.shape[1] else (problem.n, 0, problem.oh, problem.ow)

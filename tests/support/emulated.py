@@ -40,10 +40,10 @@ assert _PRODUCTS.keys() == {dot.number for dot in EMULATED.values()}
 class EmulatedUnit(Unit):
     """Registers are on the stack."""
 
-    def __init__(self, b, spec, registers, lines: int) -> None:
-        super().__init__(b, spec, registers, lines)
-        self.v, self.sizes = spec.tile.code(b), registers.sizes(lines, spec.step)
-        self.memory = {register: stack_memory.emit(b, LINES * LINE_BYTES) for register in self.sizes}
+    def __init__(self, spec, registers, lines: int) -> None:
+        super().__init__(spec, registers, lines)
+        self.v, self.sizes = spec.tile.code(), registers.sizes(lines, spec.step)
+        self.memory = {register: stack_memory.emit(LINES * LINE_BYTES) for register in self.sizes}
 
     def zero(self, register: int) -> None:
         self.each_line(register, lambda v, line, _: v.store(v.zero, line))
