@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import json
 import os
-import zipfile
 from collections.abc import Sequence
 from types import UnionType
 from typing import Any, BinaryIO, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -69,7 +68,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Network, dict[str, Any]]:
 
 
 def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
-    if not zipfile.is_zipfile(opened):  # np.load would take it for a pickle, and advise to allow it
+    if opened.read(2) != b"PK":  # np.load would take it for a pickle, and advise to allow it
         raise ValueError("it is no archive")
     opened.seek(0)
     with np.load(opened, allow_pickle=False) as file:
