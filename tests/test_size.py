@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 REMEDY = "Delete as much as you add; else raise the limit in a commit of its own, which gives the reason."
-LINES_OF_THE_PACKAGE = 65_428
+LINES_OF_THE_PACKAGE = 65_429
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -41,10 +41,10 @@ BUDGET = {
     "kernels": 6_041, "kernels/axis": 1_251, "kernels/common": 32_763, "kernels/conv": 37_325,
     "kernels/depthwise": 28_885, "kernels/dynamic": 1_549, "kernels/eltwise": 4_431, "kernels/indexed": 2_254,
     "kernels/norm": 8_584, "kernels/pool": 23_153, "kernels/product": 7_516, "kernels/recurrent": 2_427,
-    "kernels/reduce": 2_973, "kernels/reorder": 11_199, "kernels/resize": 4_867, "kernels/winograd": 12_883,
+    "kernels/reduce": 2_973, "kernels/reorder": 11_194, "kernels/resize": 4_867, "kernels/winograd": 12_883,
     "machine": 3_200, "network": 100_644, "nopython": 3_935, "onnxruntime": 5_701, "runtime": 5_600, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 488_974
+TOKENS_OF_THE_PACKAGE = 488_969
 # Capitalised names that three modules or more import. A reader has to learn each of them.
 SHARED_NAMES = 220
 

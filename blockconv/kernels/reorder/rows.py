@@ -127,19 +127,20 @@ def _parts_of(p: Any) -> list[Copied]:
 
 def _by_runs(part: Copied, dst: Layout, itemsize: int) -> list[Copied]:
     """A part in several, each of a run along one axis, where pixels are short: those of a run are one extent."""
-    if not part.spans:  # a scalar has no axis, though its layout has one
-        return [part]
-    for axis in reversed(dst.axes(part.dst_shape)):
-        spans, begin, found = part.spans[axis.dim], part.starts[axis.dim], list[Copied]()
+    for axis in reversed([axis for axis in dst.axes(part.dst_shape) if axis.size > 1]):
+        spans, begin = part.spans[axis.dim], part.starts[axis.dim]
         if sum(span.action == COPY for span in spans) > 1:
             break
         itemsize *= axis.size
+    else:
+        return [part]
     if axis.stride == 1 or itemsize > SHORT or len(spans) > MOST_RUNS:
         return [part]
+    found = []
     for span in spans:
-        of_axes = [*zip(part.spans, part.starts, strict=True)]
+        of_axes = [*zipped(part.spans, part.starts)]
         of_axes[axis.dim] = (span,), begin
-        found.append(Copied(*part[:2], *zip(*of_axes, strict=True)))
+        found.append(Copied(*part[:2], *zipped(*of_axes)))
         begin += span.size
     return found
 
