@@ -26,7 +26,7 @@ DTYPES = ("float32", "uint8", "uint16")
 class Line(NamedTuple):
     """A filter of images of one type.
 
-    others: names of the peers that have it. slow: milliseconds of one call of those that were called once.
+    others: names of the peers that have it. slow: peers that were called once, and the milliseconds of that call.
     """
 
     name: str
@@ -120,7 +120,7 @@ def measure(filters: Sequence[str], dtypes: Sequence[str], size: int, budget: fl
 
 
 def _milliseconds(run: Run) -> float:
-    """Of one call."""
+    """The time of one call."""
     begun = time.perf_counter()
     run()
     return 1e3 * (time.perf_counter() - begun)

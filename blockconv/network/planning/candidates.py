@@ -132,7 +132,7 @@ def _foreign(site: Site) -> Candidate:
 
 
 def _copies(network: Network, node: Node, view: View, reorder: Reorder) -> float:
-    """Seconds to copy inputs into the output that contains them. What a producer can write there costs nothing."""
+    """Seconds to copy inputs into the output that contains them. An input that is written there costs nothing."""
 
     def written_there(k: int, name: str) -> bool:
         first = next(reader for reader in network.readers[name] if isinstance(reader.attributes, Concat))
