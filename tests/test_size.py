@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 REMEDY = "Delete as much as you add; else raise the limit in a commit of its own, which gives the reason."
-LINES_OF_THE_PACKAGE = 65_429
+LINES_OF_THE_PACKAGE = 65_428
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of

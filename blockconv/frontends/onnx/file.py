@@ -6,8 +6,8 @@ import collections
 import functools
 import math
 import os
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -46,7 +46,7 @@ def read_model(model: Any) -> tuple[Any, Files]:
         rule, remedy = f"is no complete ONNX model ({error}): it is truncated, or has another format", "export it again"
         if named(model).endswith(".ort"):
             rule, remedy = "is in ONNX Runtime's own format", "give the ONNX model that it was made from"
-        elif path is not None and zipfile.is_zipfile(path):
+        elif path and Path(path).read_bytes().startswith(b"PK\3\4"):
             rule, remedy = "is a zip file, and no ONNX model", "blockconv.Plan.load reads the files of Plan.save"
         raise refused(rule, remedy) from error
     if not proto.graph.node and not proto.graph.output:
@@ -77,11 +77,10 @@ def _texts(proto: Any) -> Iterator[Any]:
         yield item.name
     for function in proto.functions:
         yield from (function.name, function.domain, *function.input, *function.output)
-    for nodes in (graph.node, *(function.node for function in proto.functions)):
-        for node in nodes:
-            yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-            for attribute in node.attribute:
-                yield attribute.name
+    for node in chain(graph.node, *(function.node for function in proto.functions)):
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield attribute.name
 
 
 def named(model: Any) -> str:
