@@ -23,6 +23,7 @@ from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, part_of
 from blockconv.core.problem import Conv2dProblem, window_fields
+from blockconv.core.python import zipped
 from blockconv.core.types import Array, Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, is_channels_last
@@ -191,7 +192,7 @@ class CheckedConvolution:
             lasting = self._operands(to, residual, packed)
             addresses = *map(address_of, lasting), 0, 0
             names = "packed", "biases", "parameters"
-            return lambda operands, values: (addresses, lasting), dict(zip(names, lasting, strict=True))
+            return lambda operands, values: (addresses, lasting), dict(zipped(names, lasting))
         if self.arithmetic.is_float:
             return self._derive_floats(to, call.operands[0])
         op, given, activation = self._op, self._given, self.activation

@@ -18,6 +18,7 @@ from blockconv.core.checks import Names, Shape, check_same
 from blockconv.core.errors import ArgumentError, DtypeError, UnsupportedError
 from blockconv.core.interop import as_numpy, like, like_any
 from blockconv.core.layout import Layout
+from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, Array, Types, as_float
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import (
@@ -256,7 +257,7 @@ class Frame:
         if bound.others:
             made += [room() for room in bound.others]
         if out is not None:
-            for name, x in zip(self._names, images, strict=True):
+            for name, x in zipped(self._names, images):
                 if x is not None:
                     check_alias(self.op, memory_of(x), memory_of(out), name)
         if bound.program is None:
@@ -273,7 +274,7 @@ class Frame:
 
         Raises the errors of a call, and UnsupportedError where it copies an array or reorders the result.
         """
-        arrays = [x if x is None else given_array(self.op, name, x) for name, x in zip(self._all, given, strict=True)]
+        arrays = [x if x is None else given_array(self.op, name, x) for name, x in zipped(self._all, given)]
         call = self._call(arrays, (options, None, values), out, layout)
         found = self._solve(call)
         if (call.layout or found.layout) not in (None, found.results[0].layout):
@@ -307,7 +308,7 @@ class Frame:
     def _read_all(self, call: Call, layouts: Sequence[Layout]) -> Sequence[Any]:
         """The arrays in the layouts in which the kernel reads them."""
         read: dict[str, BlockedArray] = {}
-        for (name, x), to in zip(call.arrays.items(), layouts, strict=True):
+        for (name, x), to in zipped(call.arrays.items(), layouts):
             if x.layout is to:
                 read[name] = x
             else:

@@ -26,6 +26,7 @@ from blockconv.core.eltwise_problem import BatchNormProblem, GroupNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, raised_by
 from blockconv.core.interop import as_numpy, like, like_any
 from blockconv.core.layout import Layout
+from blockconv.core.python import zipped
 from blockconv.core.types import Types, element
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
 
@@ -70,10 +71,10 @@ def batch_norm(
     """
     kept: Any = [
         None if each is None else as_numpy(each, "batch_norm", name, write=True)
-        for name, each in zip(_RUNNING, (running_mean, running_var), strict=True)
+        for name, each in zipped(_RUNNING, (running_mean, running_var))
     ]
     y, mean, inverse, *updated = normalized(input, (weight, bias), kept, momentum, eps, out=out)
-    for running, new in zip(kept, updated, strict=True):
+    for running, new in zipped(kept, updated):
         if running is not None:
             running[...] = new
     return y, mean, inverse
@@ -96,7 +97,7 @@ def normalized(
     """
     op, x = "batch_norm", given_array("batch_norm", "input", input)
     factors, kind = _factors(op, parameters, x), tuple(each is not None for each in running)
-    named = zip(_RUNNING, running, strict=True)
+    named = zipped(_RUNNING, running)
     old = [None if each is None else by_channel(op, name, each, x) for name, each in named]
     numbers = _numbers(checked_number(op, "momentum", momentum), *bounds)
     given, beside = (input, residual), (*factors, *old, numbers)
@@ -423,7 +424,7 @@ def _gradients_in_groups(
     """
     x, groups, per_pixel, sizes, statistics = seen
     beside = [by_channel(op, "weight", weight, x, sizes)]
-    for name, each in zip(("mean", "inverse"), known, strict=True):
+    for name, each in zipped(("mean", "inverse"), known):
         array = as_numpy(each, op, name)
         if array.shape != statistics:
             rule = f"has to have shape {statistics}, as {op.removesuffix('_backward')} returns it"

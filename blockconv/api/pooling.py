@@ -21,6 +21,7 @@ from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import with_gradient
 from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, window_fields
+from blockconv.core.python import zipped
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import NIBBLES, Types, is_quantized
 from blockconv.dispatch.array import BlockedArray
@@ -59,7 +60,7 @@ def _windows(op: str, kernel_size: Any, stride: Any, padding: Any, dilation: Pai
     # torch takes an empty stride for a missing one.
     step = kernel if stride is None or len(two(stride)) == 0 else pair(op, "stride", stride)
     pads = sides(op, padding, "an int of at least 0, a pair, or ((top, bottom), (left, right))")
-    if any(2 * max(side) > size for side, size in zip(pads, kernel, strict=True)):
+    if any(2 * max(side) > size for side, size in zipped(pads, kernel)):
         raise ArgumentError(op, "padding", padding, f"has to be at most half of kernel_size={kernel}")
     return *kernel, *window_fields(step, pads, dilation, *rest)
 
@@ -68,7 +69,7 @@ def _adaptive_problem(shape: Shape, output_size: Any) -> Problem:
     op = "adaptive_avg_pool2d"
     given = two(output_size)
     if len(given) == 2:
-        given = tuple(size if wanted is None else wanted for wanted, size in zip(given, shape[2:], strict=True))
+        given = tuple(size if wanted is None else wanted for wanted, size in zipped(given, shape[2:]))
     sizes = both(given, 0)
     if sizes is None:
         rule = "has to be an int of at least 0, or a pair of such ints and Nones"
@@ -93,7 +94,7 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
 
 def _quantizations(op: str, given: Quantizations, x: BlockedArray) -> Quantizations:
     """The quantizations of source and destination; None for floats, and for integers that stand for themselves."""
-    for name, each in zip(INTEGERS, given, strict=True):
+    for name, each in zipped(INTEGERS, given):
         if each is None:
             continue
         if not is_quantized(x.dtype):
@@ -182,7 +183,7 @@ def _average(
     if average is not None:
         return average(input, *parameters)
     if quantizations != NOT_QUANTIZED:
-        for name, given in zip(INTEGERS, quantizations, strict=True):
+        for name, given in zipped(INTEGERS, quantizations):
             if given is not None and not isinstance(given, Quantization):
                 raise ArgumentError(op, name, given, "has to be a Quantization, or None")
         kind = False, quantizations

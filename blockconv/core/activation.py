@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from blockconv.core.errors import ArgumentError
+from blockconv.core.record import frozen
 from blockconv.core.types import Array
 
 
@@ -29,7 +30,7 @@ class ActivationKind:
     NONE, CLIP, OTHER, FUNCTION = range(4)
 
 
-@dataclass(frozen=True)
+@frozen
 class Activation:
     """An activation with its two parameters (0 where it has fewer). number 0 is clip(first, second).
 
@@ -185,7 +186,7 @@ def _softplus(x: Array) -> Array:
 _erf, _erfc = (np.vectorize(of, otypes=[np.float64]) for of in (math.erf, math.erfc))
 
 
-@dataclass(frozen=True)
+@frozen
 class Definition:
     """All that is known of an activation; kernels, the evaluation of constants, ONNX and the documentation read it.
 

@@ -12,6 +12,7 @@ import numpy as np
 from blockconv.core.checks import Shape, broadcast, check_axis, checked_shape, set_field
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import OpProblem
+from blockconv.core.python import zipped
 
 BinaryKind = Literal[
     "add", "sub", "mul", "div", "max", "min", "pow", "fmod", "atan2", "mod",
@@ -88,7 +89,7 @@ class IndexProblem(OpProblem):
         rank, axis = len(self.shape), self.axis
         if self.form == "elements" and (
             len(self.indices) != rank
-            or any(i > s for k, (i, s) in enumerate(zip(self.indices, self.shape, strict=True)) if k != axis)
+            or any(i > s for k, (i, s) in enumerate(zipped(self.indices, self.shape)) if k != axis)
         ):
             raise self._error("indices", f"must fit into {self.shape}, but for axis {axis}")
         if self.form == "tuples" and (
@@ -137,7 +138,7 @@ class IndexProblem(OpProblem):
             [math.prod(shape[k + 1 :]) for k in range(len(shape))] for shape in (self.shape, self.indices)
         )
         if self.form == "elements":
-            steps = zip(self.indices, of_data, of_indices, strict=True)
+            steps = zipped(self.indices, of_data, of_indices)
             return [(size, 0 if k == self.axis else data, index) for k, (size, data, index) in enumerate(steps)]
         outer, before = math.prod(self.shape[: self.axis]), math.prod(self.shape[self.axis :])
         if self.form == "along":

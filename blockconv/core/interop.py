@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 
 from blockconv.core.checks import MOST_EXTENT, check_shape
 from blockconv.core.errors import ArgumentError, DtypeError, failing
+from blockconv.core.python import bounded_cache
 from blockconv.core.types import Array, element
 
 
@@ -82,7 +82,7 @@ def first_tensor(inputs: Iterable[Any]) -> Any:
 _BFLOAT16 = element("bfloat16")  # whose dtype is not asked for before it is needed
 
 
-@functools.lru_cache(maxsize=256)
+@bounded_cache
 def _is_tensors(kind: type) -> bool:
     """Whether a type is PyTorch's tensor or a subclass, without an import of PyTorch: else there is none."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)

@@ -22,7 +22,6 @@ import operator
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 from blockconv.core.checks import Shape
@@ -271,7 +270,7 @@ def _is_native(outer: tuple[int, ...], inner: tuple[tuple[int, int], ...]) -> bo
     return len(outer) == 4 and (not inner or (len(inner) == 1 and inner[0][0] == 1 and inner[0][1] <= LARGEST_BLOCK))
 
 
-@lru_cache(maxsize=4096)  # a name that once was read keeps its meaning: see register_layout
+@bounded_cache  # a name that once was read keeps its meaning: see register_layout
 def _named(name: str) -> Layout:
     outer, inner = read_name(_tag_of.get(name, name))
     blocks = [1] * len(outer)

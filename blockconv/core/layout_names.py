@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from blockconv.core.checks import Names, Pair
 from blockconv.core.errors import LayoutError
+from blockconv.core.python import zipped
 
 
 class KnownLayout(NamedTuple):
@@ -132,7 +133,7 @@ def read_name(name: str) -> tuple[tuple[int, ...], tuple[Pair, ...]]:
             raise refused_name(name, f"the block '{size}{letter}' has a letter that is not among {letters!r}")
         if size < 2:
             raise refused_name(name, f"the block '{size}{letter}' must have a size of at least 2")
-    for letter, expected in zip(outer, _mark(letters, inner), strict=True):
+    for letter, expected in zipped(outer, _mark(letters, inner)):
         if letter.isupper() and expected.islower():
             raise refused_name(name, f"{letter!r} is marked as blocked (C, fs), but has no block")
         if letter.islower() and expected.isupper():

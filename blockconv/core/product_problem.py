@@ -7,6 +7,7 @@ from typing import Any
 from blockconv.core.checks import Axes, Shape, broadcast, checked_shape, checked_wholes, set_field
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import OpProblem
+from blockconv.core.python import zipped
 
 Order = Axes | None  # axis i of the matrices is axis order[i] of the array; None: as they are
 
@@ -25,7 +26,7 @@ class _Product(OpProblem):
     def check(self: Any) -> None:
         """Check the operands' dimensions, and the orders."""
         orders = []
-        for name, order in zip((*self.sources[: len(self.orders) - 1], "result"), self.orders, strict=True):
+        for name, order in zipped((*self.sources[: len(self.orders) - 1], "result"), self.orders):
             shape = None if name == "result" else getattr(self, name)
             if shape is not None and len(shape) < 2:
                 raise ArgumentError(self.op, name, shape, "has to have at least two dimensions")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from blockconv.core.activation import Activation, ActivationKind
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
+from blockconv.core.record import frozen
 from blockconv.core.types import Array, ArrayDtype, ElementType, Types, element
 
 
@@ -178,7 +178,7 @@ class Scales(NamedTuple):
     folded: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class Requantization:
     """The steps after a convolution's integer sums, as `kernels.common.requantize` states them.
 

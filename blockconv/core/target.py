@@ -7,13 +7,13 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 
 from blockconv.core.errors import ArgumentError, failing, ignoring
+from blockconv.core.record import frozen
 
 
 def read_fact(path: str | Path) -> str:
@@ -68,7 +68,7 @@ def is_arm64() -> bool:
     return triple().startswith(("aarch64", "arm64"))
 
 
-@dataclass(frozen=True)
+@frozen
 class Isa:
     """The instruction set of generated code: vector width and the number of vector registers.
 

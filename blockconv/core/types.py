@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from blockconv.core.record import frozen
 
 FLOAT, SIGNED, UNSIGNED, BITS, BRAIN = "float", "signed", "unsigned", "bits", "bfloat"
 # The integers that stand for real numbers by a `Quantization`, by NumPy's names, which its dtypes are equal to.
@@ -48,7 +50,7 @@ def ieee(function: Callable[P, R]) -> Callable[P, R]:
     return quiet
 
 
-@dataclass(frozen=True)
+@frozen
 class ElementType:
     """The type of an array's elements.
 
@@ -150,7 +152,7 @@ def element(dtype: npt.DTypeLike) -> ElementType:
     return _named(dtype) if isinstance(dtype, str) else _element(numpy_dtype(dtype))
 
 
-@functools.lru_cache(maxsize=256)
+@bounded_cache
 def _named(name: str) -> ElementType:
     if name in NIBBLES:
         return ElementType(name, SIGNED if name == "int4" else UNSIGNED, 1, is_packed=True)
@@ -248,7 +250,7 @@ class Types(NamedTuple):
         return _name_of(self)
 
 
-@functools.lru_cache(maxsize=1024)
+@bounded_cache
 def _name_of(types: Types) -> str:
     return types.src.name if types.is_uniform else "/".join(map(str, types))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 import os
@@ -18,6 +17,7 @@ from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.files import as_path, reading, replacing
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, read_layout, row_major
+from blockconv.core.python import bounded_cache
 from blockconv.core.types import NIBBLES, Array, ArrayDtype, Types, element, numpy_dtype
 from blockconv.dispatch.selection import Ends, reorder_program
 from blockconv.runtime import address_of, aligned_empty, get_num_threads
@@ -421,7 +421,7 @@ def _fill(array: BlockedArray) -> int:
 PACKED = {name: element(name).dtype for name in NIBBLES}  # two values a byte, and what they unpack to
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def storage_for(layout: Layout, shape: Shape, dtype: ArrayDtype) -> tuple[int, Shape, np.dtype[Any]]:
     """(bytes, shape, dtype) of a storage."""
     nbytes = element(dtype).nbytes(layout.size(shape))

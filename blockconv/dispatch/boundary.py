@@ -13,6 +13,7 @@ from blockconv.core.checks import Pads, Pair, check_extents, whole
 from blockconv.core.errors import ArgumentError, LayoutError, warn
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, read_layout
+from blockconv.core.python import zipped
 from blockconv.core.types import Array
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
 
@@ -110,7 +111,7 @@ def output_paddings(op: str, value: Any, stride: Pair, dilation: Pair) -> Pair:
     numbers = both(value, 0)
     if numbers is None:
         raise ArgumentError(op, "output_padding", value, "has to be an int of at least 0 or a pair of them")
-    if any(more >= max(steps) for more, *steps in zip(numbers, stride, dilation, strict=True)):
+    if any(more >= max(steps) for more, *steps in zipped(numbers, stride, dilation)):
         raise ArgumentError(op, "output_padding", value, "has to be less than stride or dilation")
     return numbers
 
@@ -143,7 +144,7 @@ def pads(op: str, padding: Any, kernel: tuple[Any, ...], stride: Pair, dilation:
         return sides(op, padding, kinds)
     if padding == "valid":
         return (0, 0), (0, 0)
-    total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    total = [d * (k - 1) for d, k in zipped(dilation, kernel)]
     same = (total[0] // 2, total[0] - total[0] // 2), (total[1] // 2, total[1] - total[1] // 2)
     if padding != "same":
         raise ArgumentError(op, "padding", padding, f"has to be {kinds}", _padded_before(padding, total, same))

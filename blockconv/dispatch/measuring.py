@@ -20,6 +20,7 @@ from blockconv.core import target
 from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem
+from blockconv.core.python import zipped
 from blockconv.core.types import Types
 from blockconv.dispatch.quantizing import of_narrow
 from blockconv.dispatch.selection import named
@@ -302,7 +303,7 @@ def _packs(fma: float) -> dict[str, float]:
         found = in_turns(runs)
         taken += [2 * found[rows, 1] - found[rows, 2] for rows, _ in _WINDOWS]
     each = [max(fma, seconds) for seconds in rates(sums, taken)[1:]]
-    return dict(zip(("task", "row", *_PACKED), each, strict=True))
+    return dict(zipped(("task", "row", *_PACKED), each))
 
 
 def _depthwise() -> dict[str, list[float]]:
@@ -377,7 +378,7 @@ def _bandwidths(run: Callable[[int], Callable[[], None]]) -> dict[str, float]:
     }
     found = in_turns({name: run(size) for name, size in sizes.items()})
     passed = itertools.accumulate((size / found[name] for name, size in sizes.items()), min)
-    return dict(zip(sizes, passed, strict=True))
+    return dict(zipped(sizes, passed))
 
 
 def _copy(size: int) -> Callable[[], None]:

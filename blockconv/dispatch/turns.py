@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from blockconv.core.errors import BlockconvError
+from blockconv.core.python import zipped
 
 ROUNDS = 15
 LEAST = 300e-6  # seconds of a sample
@@ -61,10 +62,7 @@ class Clock:
             return {}
         # A clock changes for longer than what disturbs one sample.
         now = [statistics.median(now[max(0, i - 1) : i + 2]) for i in range(len(now))]
-        return {
-            name: [each * self.alone / at for each, at in zip(taken, now, strict=True)]
-            for name, taken in samples.items()
-        }
+        return {name: [each * self.alone / at for each, at in zipped(taken, now)] for name, taken in samples.items()}
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core import target
+from blockconv.core.python import zipped
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I64, const, counted, emitted, pointer, store_vector, vector
 from blockconv.jit.values import build
@@ -129,7 +130,7 @@ class _Reduction:
         v, how = self.v, self.how
         if how.kind == RANK:
             terms = [self.loaded(v, at, first, vectors) for at in self.known]
-            values = [ranked(v, [*window], how.rank) for window in zip(*terms, strict=True)]
+            values = [ranked(v, [*window], how.rank) for window in zipped(*terms)]
         else:
             values = self.combined(first, vectors)
         if how.kind == ORDERED:
@@ -157,7 +158,7 @@ class _Reduction:
 
         def add(number, address) -> None:
             w = v.broadcast(self.weights + 8 * number) if kind in WEIGHED else None
-            for slot, x in zip(slots, self.loaded(v, address, first, vectors), strict=True):
+            for slot, x in zipped(slots, self.loaded(v, address, first, vectors)):
                 total = build.load(slot)
                 if kind in WEIGHED:
                     total = v.multiply_add(x, w, total)

@@ -16,6 +16,7 @@ from blockconv.core.activation import Activation
 from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import NetworkError, short
 from blockconv.core.files import as_path, reading, replacing
+from blockconv.core.python import zipped
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import element, numpy_dtype
 from blockconv.network import ops
@@ -179,7 +180,7 @@ def _typed(wanted: Any, value: Any) -> Any:
         return value
     if origin is tuple and isinstance(value, list):
         kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
-        return tuple(_typed(kind, item) for kind, item in zip(kinds, value, strict=True))
+        return tuple(_typed(kind, item) for kind, item in zipped(kinds, value))
     if wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if wanted in (int, str, bool) and type(value) is wanted:

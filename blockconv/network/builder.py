@@ -11,6 +11,7 @@ from blockconv.core.activation import activation as read_activation
 from blockconv.core.checks import check_flag, check_shape
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
+from blockconv.core.python import zipped
 from blockconv.core.types import element
 from blockconv.dispatch.boundary import output_paddings, pads, pair, read_window
 from blockconv.network import ops
@@ -175,7 +176,7 @@ class NetworkBuilder:
         w = as_numpy(weight, op, "weight", kept=True)
         strides, edges, dilations = read_window(op, (*w.shape[2:], 1, 1)[:2], stride, padding, dilation)
         more = output_paddings(op, output_padding, strides, dilations)
-        cut: Any = tuple((begin, end - extra) for (begin, end), extra in zip(edges, more, strict=True))
+        cut: Any = tuple((begin, end - extra) for (begin, end), extra in zipped(edges, more))
         attributes = ops.ConvTranspose2d(strides, cut, dilations, groups, read_activation(activation))
         return self.add(attributes, x, parameters=(w,) if bias is None else (w, bias), name=name)
 

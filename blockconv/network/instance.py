@@ -13,6 +13,7 @@ from blockconv.core.checks import Shape
 from blockconv.core.errors import NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, row_major
+from blockconv.core.python import zipped
 from blockconv.core.types import Array, ArrayDtype
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.network.graph import elements_of
@@ -221,7 +222,7 @@ def measured_runs(
         programs = [segments, *actions]
         times: list[list[int]] = [[] for _ in programs]
         for _ in range(runs):
-            for program, taken in zip(programs, times, strict=True):
+            for program, taken in zipped(programs, times):
                 start = time.perf_counter_ns()
                 _run(program, buffers, threads)
                 taken.append(time.perf_counter_ns() - start)

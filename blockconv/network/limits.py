@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ast
-import functools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from blockconv.core.checks import Shape
+from blockconv.core.python import bounded_cache, zipped
+from blockconv.core.record import frozen
 
 _ARITHMETIC = ast.Expression, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.Load, ast.Constant, ast.Name
 _PLAIN = *_ARITHMETIC, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp
 
 
-@dataclass(frozen=True)
+@frozen
 class Limits:
     """The sizes of inputs that one trace holds for.
 
@@ -55,7 +56,7 @@ class Limits:
     def nearest(self, name: str, shape: Shape) -> Shape:
         """The shape of an input within the ranges that is nearest to another."""
         ends = [self.ranges.get(str(size), (0, math.inf)) for size in self.sizes[name]]
-        return tuple(int(min(max(size, low), high)) for size, (low, high) in zip(shape, ends, strict=True))
+        return tuple(int(min(max(size, low), high)) for size, (low, high) in zipped(shape, ends))
 
     def with_fixed(self, sizes: Mapping[tuple[str, int], int]) -> Limits:
         """The same with one size alone for some axes, each given by its input and its index."""
@@ -68,7 +69,7 @@ class Limits:
         return all(isinstance(part, _PLAIN) and not isinstance(part, ast.Pow) for part in parts)
 
 
-@functools.lru_cache(4096)
+@bounded_cache
 def _code(text: str) -> Any:
     return compile(text, "<limits>", "eval")
 

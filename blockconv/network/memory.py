@@ -1,17 +1,17 @@
 """Memory of tensors: layouts that give the same bytes, offsets in an arena."""
 
 import bisect
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from blockconv.core.checks import Pair, Shape
 from blockconv.core.layout import Layout
+from blockconv.core.python import bounded_cache
 from blockconv.kernels.common.loop_nest import nest
 from blockconv.runtime.memory import ALIGNMENT
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def same_bytes(shape: Shape, a: Layout, b: Layout) -> bool:
     """Whether an array's storage is the same in two layouts: NCHW and NHWC of 1x1 images, NCHW4 and CHWN4 of one."""
     if a == b:

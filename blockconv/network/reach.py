@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from blockconv.core.checks import Pair
 from blockconv.core.errors import UnsupportedError
+from blockconv.core.python import zipped
 from blockconv.network.ops.rule import PIXELS, Reach, Windows
 
 
@@ -57,7 +58,7 @@ def receptive_fields(network: Any) -> dict[str, ReceptiveField]:
         if len(along) != 2:
             raise UnsupportedError(f"receptive_field: output {name!r} has no pixels: it does not depend on the input")
         first = [math.ceil(reach.low) for reach in along]
-        size = [math.floor(reach.high) + 1 - begin for reach, begin in zip(along, first, strict=True)]
+        size = [math.floor(reach.high) + 1 - begin for reach, begin in zipped(along, first)]
         fields[name] = ReceptiveField((size[0], size[1]), (along[0].step, along[1].step), (first[0], first[1]))
     return fields
 
@@ -78,7 +79,7 @@ def windows(network: Any, node: Any, known: Mapping[str, Any]) -> list[tuple[str
     found = node.attributes.reads(network.site(node), axes)
     if isinstance(found, str):
         raise _refused(node, found)
-    return [(name, window) for name, window in zip(node.inputs, found, strict=True) if name in known]
+    return [(name, window) for name, window in zipped(node.inputs, found) if name in known]
 
 
 def _refused(node: Any, rule: str) -> UnsupportedError:

@@ -6,10 +6,11 @@ ONNX model that reads outputs of the network.
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from blockconv.core.checks import Names, Shape
+from blockconv.core.record import frozen
 from blockconv.core.types import Array
 from blockconv.network.foreign import runner
 
@@ -17,7 +18,7 @@ Shapes = tuple[tuple[str, Shape], ...]
 KEPT = 8  # plans of what follows, for as many shapes
 
 
-@dataclass(frozen=True)
+@frozen
 class Rest:
     """The nodes of an ONNX model that depend on shapes which data decide.
 

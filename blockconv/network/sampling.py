@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from blockconv.core.python import zipped
 from blockconv.network.emitter import Unsupported
 from blockconv.network.lowering import Translation
 from blockconv.network.ops import Concat, GatherAt, Slice, Transpose
@@ -60,7 +61,7 @@ def sampled(call: Translation, x: Tensor, points: Tensor, how: Sampling) -> Tens
     parts = []
     for first, *others in itertools.product(*sides):
         at, inside, weight = first
-        for size, other in zip(sizes[1:], others, strict=True):
+        for size, other in zipped(sizes[1:], others):
             at = call.add(call.mul(at, size), other.at)
             inside = call.binary("and", inside, other.inside)
             if weight is not None and other.weight is not None:
@@ -102,7 +103,7 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
         rest = call.sub(1, share)
         pixels = [(low, rest), (call.add(low, 1.0), share)]
         if how.mode == "cubic":
-            near = [(pixel, _near(call, off)) for (pixel, _), off in zip(pixels, (share, rest), strict=True)]
+            near = [(pixel, _near(call, off)) for (pixel, _), off in zipped(pixels, (share, rest))]
             far = [(call.add(low, step), _far(call, off)) for step, off in ((-1.0, share), (2.0, rest))]
             pixels = [(moved(pixel), weight) for pixel, weight in (*near, *far)]
     ends = [call.number(end, at) for end in (0.0, size - 1.0)]

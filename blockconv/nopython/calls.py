@@ -21,6 +21,7 @@ import numpy as np
 from blockconv.api.frame import Computation
 from blockconv.core.checks import Shape
 from blockconv.core.errors import UnsupportedError
+from blockconv.core.python import zipped
 from blockconv.dispatch.packing import spread_launch
 from blockconv.jit.arguments import Arguments, word
 from blockconv.runtime import Buffer, Launch, Program, address_of, aligned_empty
@@ -165,7 +166,7 @@ class Table:
             key=address_of(words),
             words=len(words),
             next=0,
-            **dict(zip("nchw", shape, strict=True)),
+            **dict(zipped("nchw", shape)),
             channels_last=channels_last,
             launch=launch_alone().address,
             record=base,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.errors import ignoring
+from blockconv.core.python import zipped
 from blockconv.onnxruntime import errors
 from blockconv.onnxruntime.values import OrtValue
 
@@ -118,7 +119,7 @@ class SessionOptions(_Options):
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
         """Give initializers values, whose own ones, in other files, are not read. The model has to have them."""
-        for name, value in zip(names, values, strict=True):
+        for name, value in zipped(names, values):
             self.add_initializer(name, value)
             self.external.add(name)
 

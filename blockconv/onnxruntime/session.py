@@ -13,6 +13,7 @@ import numpy as np
 
 from blockconv.core import target
 from blockconv.core.errors import ArgumentError, BlockconvError, NetworkError, UnsupportedError, warn
+from blockconv.core.python import zipped
 from blockconv.core.types import Array
 from blockconv.frontends.onnx import open_onnx
 from blockconv.frontends.onnx.file import without_weights
@@ -338,12 +339,12 @@ class IOBinding:
         """Run the session on what is bound."""
         names = list(self._outputs)
         found = self._session.run(names, self._inputs, run_options) if names else []
-        for name, result in zip(names, found, strict=True):
+        for name, result in zipped(names, found):
             wanted = self._outputs[name]
             if wanted is not None and (wanted.shape, wanted.dtype) != (result.shape, result.dtype):
                 rule = f"is bound to {wanted.dtype} {wanted.shape}, and the model gives {result.dtype} {result.shape}"
                 raise InvalidArgument(f"output {name!r} {rule}")
-        for name, result in zip(names, found, strict=True):
+        for name, result in zipped(names, found):
             wanted = self._outputs[name]
             if wanted is not None:
                 np.copyto(wanted, result)
@@ -429,7 +430,7 @@ def _results(model: Any, options: SessionOptions) -> Iterator[NodeArg]:
     known, small = without_weights(model), {t.name: t for t in model.graph.initializer if math.prod(t.dims) <= SMALL}
     for tensor in known.graph.initializer:
         tensor.CopyFrom(small.get(tensor.name, tensor))
-    for value, found in zip(model.graph.output, with_inferred(known).graph.output, strict=True):
+    for value, found in zipped(model.graph.output, with_inferred(known).graph.output):
         declared, sizes = _argument(value, options), _argument(found, options).shape
         shape = [b if isinstance(b, int) else a for a, b in zip(declared.shape, sizes or declared.shape, strict=False)]
         yield NodeArg(declared.name, shape, declared.type)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper
 
+from blockconv.core.record import frozen
 from blockconv.core.types import Array
 from blockconv.onnxruntime.errors import InvalidArgument
 
 
-@dataclass(frozen=True)
+@frozen
 class NodeArg:
     """An input or output: its name, shape (an int, a symbolic name or None for each dimension), and type."""
 
@@ -23,7 +24,7 @@ class NodeArg:
     type: str
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelMetadata:
     """A model's description of itself."""
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from blockconv.core import target
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
+from blockconv.core.python import zipped
 from blockconv.frontends.onnx.matrices import gemm, matmul, of_heads, of_rows
 from blockconv.frontends.onnx.quantized import (
     CONSTANT,
@@ -319,7 +320,7 @@ def _with_biases(call: Call) -> list[Tensor]:
         raise Unsupported("a bias of keys of four dimensions")
     ends = np.cumsum([x.shape[2] for x in parts])[:2]
     shares = np.split(call.array(3, "bias"), ends)
-    return [call.add(x, call.constant(b, "bias")) for x, b in zip(parts, shares, strict=True)]
+    return [call.add(x, call.constant(b, "bias")) for x, b in zipped(parts, shares)]
 
 
 def _hidden(call: Call, mask: Tensor, q: Tensor) -> Tensor:

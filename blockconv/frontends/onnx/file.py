@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, failing
 from blockconv.core.interop import as_file, as_numpy
+from blockconv.core.python import zipped
 from blockconv.core.types import NIBBLES, Array
 from blockconv.frontends.onnx.rules import check_dims, check_tensor, dtype_of, onnx_errors, tensors_of
 from blockconv.frontends.onnx.runner import graphs_of
@@ -210,7 +211,7 @@ def _check_declared(name: str, array: Array, value: Any, reader: str) -> None:
     """An initializer that is declared as an input too has its type and shape."""
     declared = value.type.tensor_type
     dims = [d.dim_value if d.HasField("dim_value") else None for d in declared.shape.dim]
-    fits = len(dims) == array.ndim and all(d in (None, size) for d, size in zip(dims, array.shape, strict=True))
+    fits = len(dims) == array.ndim and all(d in (None, size) for d, size in zipped(dims, array.shape))
     same = declared.elem_type in (0, helper.np_dtype_to_tensor_dtype(array.dtype))
     if (declared.HasField("shape") and not fits) or not same:
         where = f"initializer {name!r}, {reader}"

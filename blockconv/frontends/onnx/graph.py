@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from blockconv.core.checks import MOST_DIMENSIONS, Shape, read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError, failing
 from blockconv.core.heavy_work import garbage_at_the_end
+from blockconv.core.python import zipped
 from blockconv.core.types import Array, ieee
 from blockconv.frontends.onnx.contributed import channel_block
 from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of, rename, value_of
@@ -458,5 +459,5 @@ def _evaluate(node: Any, model: Any, scope: Scope) -> None:
         results = ReferenceEvaluator(single).run(None, reads, {})
     except onnx_errors() as error:
         raise NetworkError(title(node), "inputs", list(node.input), f"cannot be computed: {error}") from error
-    for name, value in zip(outputs, results, strict=True):
+    for name, value in zipped(outputs, results):
         scope.constant(name, np.asarray(value))

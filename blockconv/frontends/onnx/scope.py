@@ -12,6 +12,7 @@ from onnx import defs, helper
 
 from blockconv.core.checks import MOST_DIMENSIONS, Names, Shape
 from blockconv.core.errors import ignoring
+from blockconv.core.python import zipped
 from blockconv.core.quantization import real
 from blockconv.core.types import NUMBERS, Array, element
 from blockconv.network.emitter import Emitter, Unsupported
@@ -289,7 +290,7 @@ class Call(Translation):
         if self.looks or any(isinstance(tensor, Unknown) for tensor in operands.values()):
             return
         nodes, *held = self._before
-        made: Any = zip((scope.constants, scope.dequantized), held, strict=True)
+        made: Any = zipped((scope.constants, scope.dequantized), held)
         scope.steps[self.node.output[0]] = ReadStep(
             tuple((name, t.name, t.rank) for name, t in operands.items() if not scope.is_constant(t.name)),
             tuple((node, scope.values[node.output]) for node in scope.nodes[nodes:]),

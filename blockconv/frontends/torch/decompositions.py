@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from blockconv.core.python import zipped
 from blockconv.frontends.torch.reader import OPS
 
 aten = torch.ops.aten
@@ -60,7 +61,7 @@ def _multi_head_attention(query: Any, key: Any, value: Any, width: int, heads: i
     mask, need_weights, _, kind = (*options, *(None, True, True, None)[len(options) :])[:4]
     if need_weights or named:
         return NotImplemented
-    projected = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
+    projected = zipped((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
     q, k, v = (functional.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2) for x, w, b in projected)
     mask = mask.logical_not() if mask is not None and mask.dtype == torch.bool else mask
     mask = mask[:, None, None] if kind == 1 else mask

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node as FxNode
 
 from blockconv.core.element_problem import ScatterKind
+from blockconv.core.python import zipped
 from blockconv.core.types import COUNTED, NUMBERS, WHOLE, element
 from blockconv.frontends.torch.reader import Call, Constant, Value, arguments_of, hint, lowered, of_numbers, op
 from blockconv.network import ops
@@ -99,7 +100,7 @@ def _divided(call: Call, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """(remainder, is_below) of floats: `a - trunc(a / b) * b`, and whether floor(a / b) is trunc(a / b) - 1."""
     y = call.binary("fmod", a, b)
     opposite = (("less", "greater"), ("greater", "less"))  # y and b against 0
-    pairs = [[call.binary(kind, x, 0) for kind, x in zip(kinds, (y, b), strict=True)] for kinds in opposite]
+    pairs = [[call.binary(kind, x, 0) for kind, x in zipped(kinds, (y, b))] for kinds in opposite]
     return y, call.binary("or", *(call.binary("and", *pair) for pair in pairs))
 
 

@@ -21,6 +21,8 @@ from torch.utils._sympy.printers import PythonPrinter
 from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, failing, ignoring
 from blockconv.core.interop import like
+from blockconv.core.python import zipped
+from blockconv.core.record import frozen
 from blockconv.frontends.torch.decompositions import decompositions
 from blockconv.frontends.torch.ops import OPS
 from blockconv.frontends.torch.reader import Constant, Reader, hint, kind_of, module_of, needed, stand_in
@@ -163,7 +165,7 @@ class Traces:
     def loaded(cls, data: bytes, states: list[dict[str, Any]], pickled: Any) -> Traces:
         """The programs of a pickle. Raises UnsupportedError for ops that this process does not have."""
         called, programs = pickle.loads(data)
-        return cls([Traced.loaded(*pair) for pair in zip(programs, states, strict=True)], pickled, None, called)
+        return cls([Traced.loaded(*pair) for pair in zipped(programs, states)], pickled, None, called)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +210,7 @@ class Traced:
         named = {node: f"number_{k}" for k, node in enumerate(self.nodes) if not _makes_tensors(node)}
         ops, theirs = ([node for node in each.nodes if _makes_tensors(node)] for each in (self, other))
         if [*map(kind_of, ops)] == [*map(kind_of, theirs)]:
-            named |= {node: like.name for node, like in zip(ops, theirs, strict=True)}
+            named |= {node: like.name for node, like in zipped(ops, theirs)}
         returned = [node for name in self.outputs for node in self.nodes if node.name == name]
         for node, name in named.items():
             node.name = name
@@ -261,7 +263,7 @@ class Traced:
         return cls([*known.values()], outputs, held, *rest)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Operand:
     """An argument of a pickled node: another node."""
 

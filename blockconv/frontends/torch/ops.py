@@ -16,6 +16,7 @@ import torch
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
 from blockconv.core.checks import Shape
 from blockconv.core.element_problem import GradientKind
+from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, Array
 from blockconv.frontends.torch import shapes, windows  # noqa: F401  (their ops are read)
 from blockconv.frontends.torch.elements import as_numbers, reduced, reduced_axes
@@ -165,7 +166,7 @@ def _factors_that_flow(call: Call, x: Tensor) -> list[Tensor]:
         call.constant(np.full(x.shape[1], default, kind.dtype), "number")
         if one is None
         else call.reshape(call.converted(call.tensor(one), kind.name), x.shape[1:2])
-        for one, default in zip(given, (1.0, 0.0), strict=True)
+        for one, default in zipped(given, (1.0, 0.0))
     ]
 
 
@@ -378,5 +379,5 @@ def _recurrent(call: Call) -> list[Tensor]:
         ends.append(last)
     return [
         call.transposed(x, order, helps=True),
-        *(call.helper(ops.Concat(0), *some) for some in zip(*ends, strict=True)),
+        *(call.helper(ops.Concat(0), *some) for some in zipped(*ends)),
     ]

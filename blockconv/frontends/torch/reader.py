@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import ArgumentError, failing
 from blockconv.core.interop import as_numpy
+from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, NUMBERS, Array, ElementType, element, ieee
 from blockconv.frontends.torch.runner import Nested, as_call
 from blockconv.network.emitter import Emitter, Unsupported, check_supported, counted_nodes
@@ -274,7 +275,7 @@ class Reader:
         operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, (Tensor, Constant))]
         operands = [*dict.fromkeys(operands)]
         inputs = [x if isinstance(x, Tensor) else self.constant(x.array, x.name) for x in operands]
-        made = _results(node.target, args, kwargs, dict(zip(operands, inputs, strict=True)))
+        made = _results(node.target, args, kwargs, dict(zipped(operands, inputs)))
         try:
             model = as_call(node.target, args, kwargs, {x: k for k, x in enumerate(operands)}, node.name)
         except (KeyError, TypeError) as error:

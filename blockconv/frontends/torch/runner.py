@@ -16,6 +16,7 @@ import numpy as np
 
 from blockconv.core.checks import Names
 from blockconv.core.errors import NetworkError, UnsupportedError, failing, ignoring, to_install
+from blockconv.core.python import zipped
 from blockconv.core.types import Array, numpy_dtype
 from blockconv.network.foreign import ForeignPart, read_outside
 from blockconv.network.ops import Foreign
@@ -117,7 +118,7 @@ class Session:
     def run(self, addresses: Sequence[int]) -> None:
         """See `foreign.Session`."""
         given, taken = addresses[: len(self.inputs)], addresses[len(self.inputs) :]
-        values = {one: _tensor(at, *type) for (one, type), at in zip(self.inputs.items(), given, strict=True)}
+        values = {one: _tensor(at, *type) for (one, type), at in zipped(self.inputs.items(), given)}
         with torch.no_grad(), torch.autocast("cpu", enabled=False):  # a plan's types are fixed
             for name, call, reads, writes, spent in self._calls:
                 operands = [values[one] for one in reads]
@@ -130,7 +131,7 @@ class Session:
                 values |= {one: results[k] for k, one in writes}
                 for one in spent:
                     del values[one]
-            for (one, type), at in zip(self.outputs.items(), taken, strict=True):
+            for (one, type), at in zipped(self.outputs.items(), taken):
                 _tensor(at, *type).copy_(values[one])
 
 

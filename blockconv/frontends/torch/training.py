@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from blockconv.api.norms import UNBOUNDED
+from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, element
 from blockconv.frontends.torch.reader import arguments_of
 
@@ -236,11 +237,11 @@ def _readers(node: Any) -> list[Any]:
 
 
 def _is_as_large(a: Any, b: Any) -> bool:
-    return all(statically_known_true(one == other) for one, other in zip(a.shape, b.shape, strict=True))
+    return all(statically_known_true(one == other) for one, other in zipped(a.shape, b.shape))
 
 
 def _has_strides_of(found: Any, promised: Any) -> bool:
-    pairs = zip(found.stride(), promised.stride(), found.shape, strict=True)
+    pairs = zipped(found.stride(), promised.stride(), found.shape)
     return all(statically_known_true(have == want) or statically_known_true(size == 1) for have, want, size in pairs)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockconv.core.errors import ignoring
+from blockconv.core.python import zipped
 from blockconv.runtime.fingerprint import Fingerprint
 
 
@@ -38,7 +39,7 @@ class Snapshot:
         """Whether these are the same tensors, with the same values as far as their versions and some lines tell."""
         if len(tensors) != len(self._known):
             return False
-        for x, (tensor, address, version) in zip(tensors, self._known, strict=True):
+        for x, (tensor, address, version) in zipped(tensors, self._known):
             if tensor is None:
                 if repr(x.item()) != version:
                     return False
@@ -60,7 +61,7 @@ def _span(tensor: Any) -> int:
     """The bytes from a tensor's first element to its last."""
     if not tensor.numel():
         return 0
-    steps = [step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True)]
+    steps = [step * (size - 1) for step, size in zipped(tensor.stride(), tensor.shape)]
     return (1 + sum(steps)) * tensor.element_size()
 
 

@@ -9,6 +9,7 @@ from blockconv.core.activation import GRADIENTS, IDENTITY, Activation
 from blockconv.core.checks import Shape, broadcast, checked_shape, checked_word
 from blockconv.core.element_problem import BinaryKind, ElementsProblem, GradientKind
 from blockconv.core.layout import Layout, row_major
+from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, NIBBLES, NUMBERS, WHOLE, Array, ElementType, FloatType, Types, element
 from blockconv.network.ops.base import BetweenTypes, Scaled, Solved, check_type, common_type
 from blockconv.network.ops.rule import Axes, Layouts, Reads, Site, same_pixels
@@ -84,14 +85,14 @@ class _Broadcast(ElementwiseOp):
         """The operands have the result's layout. One of fewer dimensions is row-major, with a row-major result."""
         found = tuple(
             dst if known or tensor.rank == dst.ndim else row_major(tensor.rank)
-            for tensor, known in zip(site.inputs, site.constant, strict=True)
+            for tensor, known in zipped(site.inputs, site.constant)
         )
         return found if src == dst and (dst == row_major(dst.ndim) or all(lay == dst for lay in found)) else None
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         """Operands have the same pixels; a constant, or one of a single pixel, has one value for all of them."""
         whole = site.output.shape
-        for tensor, constant in zip(site.inputs, site.constant, strict=True):
+        for tensor, constant in zipped(site.inputs, site.constant):
             shape = (1,) * (len(whole) - tensor.rank) + tensor.shape
             sizes = [shape[axis] for axis in axes]
             if constant and any(size > 1 for size in sizes):

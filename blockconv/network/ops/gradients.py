@@ -12,6 +12,7 @@ import numpy as np
 
 from blockconv.core.checks import Pair, Shape, check_same
 from blockconv.core.layout import Layout, row_major
+from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, Array, ElementType, Types, element
 from blockconv.network.ops.base import OUTPUT, Buffers, Further, Op, Trained
 from blockconv.network.ops.rule import Layouts, Requests, Site, View
@@ -176,8 +177,8 @@ class MaxPool2dIndices(Trained):
         p = self.of.problem(src.shape)
         at = np.arange(float(p.ih * p.iw)).reshape(1, 1, p.ih, p.iw)
         best, found = np.full(p.dst_shape, -np.inf), np.zeros(p.dst_shape)
-        for (_, _, window), (_, _, index) in zip(
-            taps_of(framed_image(src, p, -np.inf), p), taps_of(framed_image(at, p), p), strict=True
+        for (_, _, window), (_, _, index) in zipped(
+            taps_of(framed_image(src, p, -np.inf), p), taps_of(framed_image(at, p), p)
         ):
             more = (window > best) | np.isnan(window)
             best, found = np.where(more, window, best), np.where(more, index, found)

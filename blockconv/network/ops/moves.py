@@ -11,6 +11,7 @@ import numpy as np
 from blockconv.core.checks import Pair, Shape, check_axis, check_rank, checked_wholes
 from blockconv.core.eltwise_problem import OUTSIDE, ConcatProblem, GatherProblem, TransposeProblem, runs_along, runs_of
 from blockconv.core.layout import Layout, row_major
+from blockconv.core.python import zipped
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Array
 from blockconv.network.ops.base import ANY, Op, Solved, framed
@@ -77,7 +78,7 @@ class Pad(Solved):
         if len(self.pads) != len(src):
             raise self._error("pads", f"must hold a pair for each of {len(src)} axes")
         runs = []
-        for size, pair in zip(src, self.pads, strict=True):
+        for size, pair in zipped(src, self.pads):
             before, after = checked_wholes(self.op, "pads", pair, 2)
             kept = size + min(before, 0) + min(after, 0)
             if kept < 0:
@@ -206,7 +207,7 @@ class PixelShuffle(_Moves):
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         found = Windows()
-        for axis, size in zip(axes, self.block, strict=True):  # pixel o is of the channels at floor(o / size), or back
+        for axis, size in zipped(axes, self.block):  # pixel o is of the channels at floor(o / size), or back
             reach = Reach(Fraction(size), high=Fraction(size - 1))
             found[axis] = axis, reach if self.inverse else reach.inverse()
         return [found]

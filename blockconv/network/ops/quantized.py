@@ -11,6 +11,7 @@ import numpy as np
 from blockconv.core.activation import IDENTITY
 from blockconv.core.checks import Shape, check_axis
 from blockconv.core.errors import ArgumentError
+from blockconv.core.python import zipped
 from blockconv.core.quantization import PLAIN, Quantization, Quantizations, Requantization, difference, integers, real
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, IntegerType, Types, element
 from blockconv.network.ops.base import BetweenTypes, Op, check_type
@@ -266,7 +267,7 @@ class Quantized(Op):
         if isinstance(of, AdaptivePool2d):
             each = [
                 [-(-(o + 1) * size // count) - o * size // count for o in range(count)]
-                for size, count in zip(src.shape[2:], of.size, strict=True)
+                for size, count in zipped(src.shape[2:], of.size)
             ]
             counts: Array = np.outer(each[0], each[1]).astype(np.float64)
             total = np.rint(of.evaluate([exact]) * counts)

@@ -20,6 +20,7 @@ from blockconv.core.problem import (
     PoolKind,
     window_fields,
 )
+from blockconv.core.python import bounded_cache, zipped
 from blockconv.core.quantization import PLAIN, Quantization
 from blockconv.core.types import Array, ElementType, Types, element
 from blockconv.network.ops.base import Op, Solved, check_type, common_type, framed
@@ -28,7 +29,7 @@ from blockconv.network.ops.rule import ALL_PIXELS, Axes, Layouts, Reads, Site, s
 __all__ = ["AdaptivePool2d", "Conv2d", "ConvTranspose2d", "Convolution", "IntegerConvolution", "Pool2d", "Weighted"]
 
 
-_conv2d_problem = functools.lru_cache(maxsize=4096)(Conv2dProblem)  # inferred several times for each node
+_conv2d_problem = bounded_cache(Conv2dProblem)  # inferred several times for each node
 
 
 @functools.lru_cache(maxsize=64)
@@ -229,7 +230,7 @@ class ConvTranspose2d(Weighted):
                 f"has to be (I, O/groups, KH, KW), with I = {src[1]} input channels, a multiple of {self.groups} groups"
             )
             raise ArgumentError(self.op, "weight", wei, rule)
-        sizes = [size - begin - end for size, (begin, end) in zip(self.uncut(src[2:], wei[2:]), self.pads, strict=True)]
+        sizes = [size - begin - end for size, (begin, end) in zipped(self.uncut(src[2:], wei[2:]), self.pads)]
         if min(src[2:]) < 1 or min(sizes) < 1:
             raise ArgumentError(self.op, "input", src, f"gives an output of {sizes} pixels, with pads = {self.pads}")
         (ic, per_group, kh, kw), (ih, iw) = wei, sizes
@@ -238,7 +239,7 @@ class ConvTranspose2d(Weighted):
 
     def uncut(self, sizes: Shape, kernel: Shape) -> list[int]:
         """Height and width of the output without pads."""
-        given = zip(sizes, kernel, self.stride, self.dilation, strict=True)
+        given = zipped(sizes, kernel, self.stride, self.dilation)
         return [(size - 1) * stride + (taps - 1) * dilation + 1 for size, taps, stride, dilation in given]
 
     def compute(self, src: Array, wei: Array, bias: Array | None) -> Array:
@@ -250,7 +251,7 @@ class ConvTranspose2d(Weighted):
             weights = wei[:, :, y, x].reshape(g, ic // g, -1).swapaxes(1, 2)
             rows, columns = (
                 slice(tap * step, tap * step + (size - 1) * stride + 1, stride)
-                for tap, step, size, stride in zip((y, x), self.dilation, (ih, iw), self.stride, strict=True)
+                for tap, step, size, stride in zipped((y, x), self.dilation, (ih, iw), self.stride)
             )
             dst[:, :, rows, columns] += (weights @ image).reshape(n, dst.shape[1], ih, iw)
         dst = framed(dst, ((0, 0), (0, 0), *((-begin, -end) for begin, end in self.pads)), 0)
@@ -316,7 +317,7 @@ class AdaptivePool2d(Solved):
         for at in np.ndindex(*self.size):
             rows, columns = (
                 slice(o * size // count, -(-(o + 1) * size // count))
-                for o, size, count in zip(at, src.shape[2:], self.size, strict=True)
+                for o, size, count in zipped(at, src.shape[2:], self.size)
             )
             dst[:, :, at[0], at[1]] = src[:, :, rows, columns].mean(axis=(2, 3))
         return dst

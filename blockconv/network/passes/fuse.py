@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from blockconv.core.activation import Activation, ActivationKind, activation
 from blockconv.core.errors import NetworkError
+from blockconv.core.python import zipped
 from blockconv.core.types import FloatType, element, ieee
 from blockconv.network.graph import Network, Node, computed
 from blockconv.network.ops import (
@@ -133,7 +134,7 @@ def _joined(pad: Pad, pads: Any) -> Any:
     """The pads of an image and of what follows; None if the first pads more than H and W, or crops."""
     if len(pad.pads) != 4 or any(map(any, pad.pads[:2])) or any(min(ends) < 0 for ends in pad.pads):
         return None
-    return tuple((b + before, e + after) for (b, e), (before, after) in zip(pad.pads[2:], pads, strict=True))
+    return tuple((b + before, e + after) for (b, e), (before, after) in zipped(pad.pads[2:], pads))
 
 
 def flatten_into_conv(network: Network) -> Network:

@@ -9,6 +9,7 @@ from typing import Any
 
 from blockconv.core.checks import Axes, Names, Pair, Shape
 from blockconv.core.errors import ArgumentError
+from blockconv.core.python import bounded_cache
 from blockconv.core.text import free_name
 from blockconv.core.types import Array, ElementType, element
 from blockconv.network.graph import Network, Node, holds, same_array
@@ -361,7 +362,7 @@ def _compared(network: Network, node: Node) -> object:
     return _compared_sizes(shapes, has_channels)
 
 
-@functools.lru_cache(maxsize=4096)
+@bounded_cache
 def _compared_sizes(shapes: tuple[Shape, ...], has_channels: bool) -> Axes:
     known: list[int] = []
     for shape in shapes:

@@ -9,6 +9,7 @@ import numpy as np
 
 from blockconv.core.activation import Activation, activation
 from blockconv.core.checks import Pair, Shape
+from blockconv.core.python import zipped
 from blockconv.core.types import Array, ElementType, element
 from blockconv.network.graph import Node
 from blockconv.network.ops import (
@@ -56,7 +57,7 @@ def _reshape_of_reshape(edit: Edit, node: Node, a: Reshape, before: Node, b: Res
     if 0 in edit.shape(node.output):
         return False
     # -1 stays, for other sizes. 0 means a size of the input, which is another one now, so it becomes a number.
-    sizes = zip(a.shape, edit.shape(node.output), strict=True)
+    sizes = zipped(a.shape, edit.shape(node.output))
     return edit.skip(before, node, Reshape(tuple(said or size for said, size in sizes)))
 
 
@@ -191,7 +192,7 @@ def _shuffles(src: Shape, dst: Shape, split: Shape) -> Iterator[tuple[Op, Shape,
         yield Shuffle(split[1]), (src[0], *split[1:3], *src[2:]), (0, 2, 1, 3, 4)
     inverse = math.prod(dst[2:]) < math.prod(src[2:])
     (n, c, h, w), (m, d, *image) = (src, dst) if inverse else (dst, src)
-    rows, columns = (max(1, many // few) for many, few in zip((h, w), image, strict=True))
+    rows, columns = (max(1, many // few) for many, few in zipped((h, w), image))
     if src != dst and (m, d, image[0] * rows, image[1] * columns) == (n, c * rows * columns, h, w):
         for by_channel in (True, False):
             shuffle = PixelShuffle((rows, columns), by_channel, inverse)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from numpy.polynomial import polynomial
 
 from blockconv.core.activation import Activation, activation
+from blockconv.core.python import zipped
 from blockconv.network.graph import Node
 from blockconv.network.ops import Activate, Affine, Binary, GroupNorm, Op, ReduceMean, Reshape, Transpose
 from blockconv.network.ops.rule import Axes
@@ -119,7 +120,7 @@ def _expression(edit: Edit, name: str, x: str, gate: Node | None, left: int = _M
     if node is None or left == 0 or not (a := node.attributes).activation.is_identity:
         return None
     made, *others = (_expression(edit, one, x, gate, left - 1) for one in node.operands)
-    for kind, other in zip(("mul", "add") if isinstance(a, Affine) else (a.kind,), others, strict=True):
+    for kind, other in zipped(("mul", "add") if isinstance(a, Affine) else (a.kind,), others):
         made = None if made is None or other is None else _combined(made, kind, other)
     return None if made is None else made._replace(nodes={**made.nodes, node.name: node})
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from blockconv import jit
 from blockconv.core.layout import Layout, row_major
+from blockconv.core.python import zipped
 from blockconv.core.quantization import Quantizations, Requantization
 from blockconv.core.types import Array, Types, element
 from blockconv.dispatch.packing import activation_block, bias_positions, pack_bias, packing_launches, spread_launch
@@ -60,7 +61,7 @@ def bind(
     block, ranks = (*candidate.request.dst.blocks, 1, 1)[1], (len(network.shape(name)) for name in node.parameters)
     # Constants of channels end with a block, as the destination's channels do.
     layouts = (Layout(f"A{block}a") if rank == 1 < block else row_major(rank) for rank in ranks)
-    constants = (held.constant(*named, computed) for named in zip(node.parameters, layouts, strict=True))
+    constants = (held.constant(*named, computed) for named in zipped(node.parameters, layouts))
     last = len(primitive.workspace) - 1
     memory = (Workspace(nbytes, primitive.fails and k == last) for k, nbytes in enumerate(primitive.workspace))
     further = (OUTPUT - 1 - k for k in range(len(node.attributes.further(network.site(node)))))
@@ -75,7 +76,7 @@ def bind_all(network: Network, chosen: Sequence[Candidate], held: Parameters, th
     """
 
     def bound() -> list[BoundNode | None]:
-        pairs, known = zip(network.nodes, chosen, strict=True), Known()
+        pairs, known = zipped(network.nodes, chosen), Known()
         return [bind(network, node, one, held, threads, known) if one.row is not None else None for node, one in pairs]
 
     with jit.collecting() as wanted:

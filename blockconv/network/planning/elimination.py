@@ -22,6 +22,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.python import zipped
+
 Costs = npt.NDArray[np.float64]
 TABLE = 1 << 20  # elements of a table that an elimination may make, the eliminated variable's values included
 STEPS = 1 << 30  # elements that a search may compute, some seconds; a count, so that all machines stop alike
@@ -88,7 +90,7 @@ def minimum(
     steps: the budget, in elements of tables; the first elimination is always finished, so that there is a bound.
     table: elements that a table may have. report(steps): is told how many were spent, as it goes.
     """
-    domains = {v: size for f in factors for v, size in zip(f.scope, f.costs.shape, strict=True)}
+    domains = {v: size for f in factors for v, size in zipped(f.scope, f.costs.shape)}
     budget = _Budget(steps, report)
     best, unseen = Minimum(None, most, -math.inf, 0), math.inf
 
@@ -205,7 +207,7 @@ def _eliminated(factors: Sequence[Factor], variable: int, values: int, budget: _
 def _aligned(factor: Factor, scope: tuple[int, ...]) -> Costs:
     """A factor's costs with an axis for each variable of `scope`, of length 1 where it does not depend on it."""
     ordered = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
-    sizes = dict(zip(factor.scope, factor.costs.shape, strict=True))
+    sizes = dict(zipped(factor.scope, factor.costs.shape))
     return factor.costs.transpose(ordered).reshape([sizes.get(v, 1) for v in scope])
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from blockconv.core.errors import ArgumentError, short
 from blockconv.core.layout import NATIVE, Layout
 from blockconv.core.problem import ReorderProblem
+from blockconv.core.python import zipped
+from blockconv.core.record import frozen
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network.graph import Network
 from blockconv.network.memory import same_bytes
@@ -33,7 +35,7 @@ class Edge(NamedTuple):
     reader: str | None
 
 
-@dataclass(frozen=True)
+@frozen
 class LayoutProblem(Assignment):
     """The problem of a planner: choose a kernel and layouts for each step.
 
@@ -141,7 +143,7 @@ def _keys(network: Network, options: Options) -> dict[str, _Asked]:
     planned, _, found = formulated(network, replace(options, layouts=every, measure=False), every=True)
     known = {
         cost_key(c, count): _Asked(node.name, c.request.problem, c.row.name, c.request.src, c.request.dst)
-        for node, candidates in zip(planned.nodes, found, strict=True)
+        for node, candidates in zipped(planned.nodes, found)
         for c in candidates
         for count in ({1, options.threads} if options.measure else {1})
         if c.row is not None

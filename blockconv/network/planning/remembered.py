@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from blockconv.core.python import zipped
 from blockconv.jit import cache
 from blockconv.jit.cache import digest_of, modules
 from blockconv.network.planning import elimination
@@ -34,11 +35,11 @@ def minimum(
 def _known(name: str, factors: Sequence[Factor]) -> Minimum | None:
     """The solution that is kept under a name; None if there is none that fits the problem."""
     table = cache.read_table(name)
-    domains = {v: size for f in factors for v, size in zip(f.scope, f.costs.shape, strict=True)}
+    domains = {v: size for f in factors for v, size in zipped(f.scope, f.costs.shape)}
     try:
         values = None
         if table["values"] is not None:
-            values = {v: int(k) for v, k in zip(sorted(domains), table["values"], strict=True)}
+            values = {v: int(k) for v, k in zipped(sorted(domains), table["values"])}
             if not all(0 <= k < domains[v] for v, k in values.items()):
                 return None
         return Minimum(values, float(table["cost"]), float(table["bound"]), int(table["steps"]))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from blockconv.core.layout import Layout
+from blockconv.core.python import bounded_cache, zipped
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels import Row
@@ -29,7 +30,7 @@ def resized(network: Network, options: Options, anchor: Planned) -> Planned | No
     if any(tensor.rank != before[tensor.name].rank for tensor in network.inputs):
         return None  # layouts are of a number of dimensions
     network, pricing = prepared(network, options, every=False)
-    chosen = {node.name: (node, one) for node, one in zip(anchor.network.nodes, anchor.chosen, strict=True)}
+    chosen = {node.name: (node, one) for node, one in zipped(anchor.network.nodes, anchor.chosen)}
     found = []
     for node in network.nodes:
         one = _candidate(network, node, pricing, chosen)
@@ -105,7 +106,7 @@ def _costs(op: str, request: Request, like: Row | None, pricing: Pricing) -> dic
     return {}
 
 
-@functools.lru_cache(maxsize=256)
+@bounded_cache
 def _rows(op: str, types: Types, like: Row | None) -> tuple[tuple[Row, ...], tuple[Row, ...], tuple[Row, ...]]:
     """The rows that are asked first; all but references; all, of those for these types."""
     every = tuple(selection.rows_for(op, types))

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from blockconv.core.errors import ArgumentError
 from blockconv.core.files import as_path, reading, replacing
 from blockconv.core.interop import as_numpy
+from blockconv.core.record import frozen
 from blockconv.core.types import Array
 from blockconv.network.graph import Network
 from blockconv.network.passes.fuse import fuse
@@ -27,7 +28,7 @@ BINS = 1 << 32 - DROPPED
 OP = "quantize"
 
 
-@dataclass(frozen=True)
+@frozen
 class Calibration:
     """The range of each value of a network, as measured by `quantize`.
 

@@ -11,6 +11,7 @@ import numpy as np
 from blockconv.core.checks import Names, check_flag
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import real
+from blockconv.core.record import frozen
 from blockconv.core.types import INTEGERS, IntegerType, element, ieee
 from blockconv.network.graph import Network, Node, check_network
 from blockconv.network.ops import QuantizedConv2d
@@ -118,7 +119,7 @@ def quantize(
     return QuantizedNetwork(**kept, remake=remake, calibration=calibration, report=report)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Quantizing:
     """How a float32 network becomes one of integers, at any sizes of its inputs. See `quantize`."""
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from blockconv.core import text
 from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
+from blockconv.core.python import zipped
 from blockconv.network import ops
 from blockconv.network.foreign import counted
 from blockconv.network.graph import Network
@@ -118,7 +119,7 @@ def rows(planned: Planned, made: Schedule, calls: Sequence[CallData]) -> list[Dr
         return DrawnRow(name, kind, kind, "", shape, layout, layout, None, None, reads, writes)
 
     found = [end("input", tensor.name, problem.given[tensor.name]) for tensor in network.inputs]
-    for action, call in zip(made.actions, calls, strict=True):
+    for action, call in zipped(made.actions, calls):
         writes = action.writes if action.kind != "copy" else None  # others may read what is copied where it was
         said = action.name, action.kind, _what(network, action), action.kernel, text.dims(call["shape"])
         times = call["predicted"], call["measured"]
