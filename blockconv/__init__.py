@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from blockconv.network.builder import NetworkBuilder
     from blockconv.network.graph import Network
     from blockconv.network.plan import Plan, compile
-    from blockconv.network.planning.own import LayoutProblem
+    from blockconv.network.planning.planner import LayoutProblem
     from blockconv.network.quantization.calibration import Calibration
     from blockconv.network.quantization.quantize import quantize
     from blockconv.network.reporting.data import PlanData
@@ -149,7 +149,7 @@ __all__ = [
 # Imported at their first use: a process that only calls operations starts without them.
 _NETWORKS = {
     "Calibration": "network.quantization.calibration",
-    "LayoutProblem": "network.planning.own",
+    "LayoutProblem": "network.planning.planner",
     "Network": "network.graph",
     "NetworkBuilder": "network.builder",
     "Plan": "network.plan",

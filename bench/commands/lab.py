@@ -35,7 +35,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--realtime", action="store_true", help=text)
     text = "--export locks this file while it measures, as `flock FILE` does for other benchmarks"
     command.add_argument("--lock", type=Path, metavar="FILE", help=text)
-    text = "module:function, planners of your own for --import: they get an Assignment, and return {step: choice}"
+    text = "module:function, planners of your own for --import: they get a LayoutProblem, and return {step: choice}"
     command.add_argument("--planners", nargs="+", default=[], metavar="MODULE:FUNCTION", help=text)
     text = "module:function, a cost model of your own for --import: it gets a row of a table and its graph"
     command.add_argument("--model", metavar="MODULE:FUNCTION", help=text)

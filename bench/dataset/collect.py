@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.network.planning.planner import Assignment, Solution, evaluate, fixed, optimal
+from blockconv.network.planning.planner import LayoutProblem, Solution, evaluate, fixed, optimal
 
 from .. import nets
 from ..measure import measure
@@ -214,7 +214,7 @@ def _wanted(known: Opened, settings: Settings, times: Times) -> list[tuple[int, 
 # ---------------------------------------------------------------- assignments
 
 
-def measured_problem(known: Opened, times: Times) -> Assignment | None:
+def measured_problem(known: Opened, times: Times) -> LayoutProblem | None:
     """The problem with measured costs alone. A choice that was not measured is none; None if a node has no other."""
     costs: dict[tuple[int, int], float] = {}
     for node in range(len(known.found)):
@@ -242,7 +242,7 @@ def _measured_seconds(known: Opened, node: int, times: Times) -> list[float | No
     return found
 
 
-def solved(known: Opened, times: Times) -> dict[str, Assignment]:
+def solved(known: Opened, times: Times) -> dict[str, LayoutProblem]:
     """The problem by predicted costs, and by measured ones where all nodes have some."""
     measured = measured_problem(known, times)
     return {"predicted": known.problem, **({} if measured is None else {"measured": measured})}

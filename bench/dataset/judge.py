@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.network.planning.planner import Assignment, optimal
+from blockconv.network.planning.planner import LayoutProblem, optimal
 
 from ..grid import Grid
 from ..lab import rank_correlation
@@ -48,7 +48,7 @@ __all__ = [
 RESAMPLES = 400
 TOP = 5
 Learner = Callable[[Sequence[Kept]], Costs]
-Own = Callable[[Assignment], Mapping[str, Any]]
+Own = Callable[[LayoutProblem], Mapping[str, Any]]
 
 
 def judged(
@@ -56,7 +56,7 @@ def judged(
 ) -> Iterator[Grid]:
     """The tables of a set. seed: of resamples. All else is "module:function".
 
-    own: planners. One gets an `Assignment`, whose layouts are tags, and returns {step: one of its choices}.
+    own: planners. One gets a `LayoutProblem`, whose layouts are tags, and returns {step: one of its choices}.
     model: a cost model. It gets a row of `candidates` or `reorders` and the graph, and returns seconds, or None.
     learners: one gets networks (`Kept`) to learn from, and returns a cost model. No network that it is judged by is
         among them, and no other of that network's family; then, where a set has several processors, none of its own.
@@ -191,7 +191,7 @@ def _plans(one: Kept, own: Mapping[str, Own], every: Mapping[str, Costs]) -> dic
     return made
 
 
-def _answer(problem: Assignment, name: str, function: Own) -> tuple[int, ...]:
+def _answer(problem: LayoutProblem, name: str, function: Own) -> tuple[int, ...]:
     """The choices of a planner of one's own; those of steps that it leaves out are optimal."""
     answer = function(problem)
     steps = []

@@ -1,18 +1,20 @@
 """Ways to choose layouts, over any costs: what `bench lab` compares, beside each other.
 
-Each takes an `Assignment` (steps with choices, the costs of reorders), and returns the index of a choice for each step.
+Each takes a `LayoutProblem` (steps with choices, the costs of reorders), and returns the index of a choice for each
+step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from blockconv.network.planning.elimination import Factor
-from blockconv.network.planning.planner import Assignment, Choice, Step, evaluate, factors_of, fixed, greedy, optimal
+from blockconv.network.planning.planner import Choice, LayoutProblem, Step, evaluate, factors_of, fixed, greedy, optimal
 
 __all__ = ["PLANNERS", "chain_programming", "finite", "layouts_of", "random_choice", "reduction"]
 
@@ -21,12 +23,12 @@ Costs = np.ndarray
 TRIES = 100  # of a random choice, until reorders can connect it
 
 
-def layouts_of(problem: Assignment) -> list[Any]:
+def layouts_of(problem: LayoutProblem) -> list[Any]:
     """The layouts that steps write, in their order."""
     return list(dict.fromkeys(choice.dst for step in problem.steps for choice in step.choices))
 
 
-def finite(problem: Assignment, chosen: Sequence[int]) -> bool:
+def finite(problem: LayoutProblem, chosen: Sequence[int]) -> bool:
     """Whether reorders connect these choices."""
     return math.isfinite(evaluate(problem, chosen).cost)
 
@@ -34,7 +36,7 @@ def finite(problem: Assignment, chosen: Sequence[int]) -> bool:
 # ---------------------------------------------------------------- dynamic programming
 
 
-def chain_programming(problem: Assignment) -> Chosen:
+def chain_programming(problem: LayoutProblem) -> Chosen:
     """Dynamic programming in the order of the steps, as NeoCPU does (Liu et al., USENIX ATC 2019, section 3.3).
 
     A step's state is its choice. Its cost is the choice's, and for each input the least over the producer's choices of
@@ -72,7 +74,7 @@ def chain_programming(problem: Assignment) -> Chosen:
     return tuple(chosen[k] for k in range(len(problem.steps)))
 
 
-def _moves(problem: Assignment, value: str, made: Sequence[Any], wanted: Sequence[Any]) -> Costs:
+def _moves(problem: LayoutProblem, value: str, made: Sequence[Any], wanted: Sequence[Any]) -> Costs:
     """Seconds from each layout to each other."""
     known = {(a, b): 0.0 if a == b else problem.reorder(value, a, b) for a in set(made) for b in set(wanted)}
     return np.array([[known[a, b] for b in wanted] for a in made])
@@ -81,7 +83,7 @@ def _moves(problem: Assignment, value: str, made: Sequence[Any], wanted: Sequenc
 # ---------------------------------------------------------------- reductions of PBQP
 
 
-def reduction(problem: Assignment) -> Chosen:
+def reduction(problem: LayoutProblem) -> Chosen:
     """The heuristic solver of partitioned boolean quadratic problems (Scholz and Eckstein, LCTES 2002).
 
     Variables with one neighbour (R1) and two (R2) are eliminated exactly. Where all have more, the one with the most
@@ -145,7 +147,7 @@ def _join(edges: dict[int, dict[int, Costs]], a: int, b: int, table: Costs) -> N
 # ---------------------------------------------------------------- the others
 
 
-def random_choice(problem: Assignment, seed: int = 0) -> Chosen:
+def random_choice(problem: LayoutProblem, seed: int = 0) -> Chosen:
     """Any choice for each step, all alike. Raises ValueError if reorders connect none of many."""
     random = np.random.default_rng(seed)
     for _ in range(TRIES):
@@ -155,7 +157,7 @@ def random_choice(problem: Assignment, seed: int = 0) -> Chosen:
     raise ValueError(f"no reorders connect {TRIES} random choices")
 
 
-def _channels_last(problem: Assignment) -> Chosen:
+def _channels_last(problem: LayoutProblem) -> Chosen:
     """NHWC wherever a step can run in it; the others as is best."""
     layouts = {str(layout): layout for layout in layouts_of(problem)}
     found = next((layouts[name] for name in ("NHWC", "acdb") if name in layouts), None)
@@ -164,7 +166,7 @@ def _channels_last(problem: Assignment) -> Chosen:
     return fixed(problem, found).chosen
 
 
-def _best_fixed(problem: Assignment) -> Chosen:
+def _best_fixed(problem: LayoutProblem) -> Chosen:
     """The single layout that costs least, wherever a step can run in it.
 
     Only a layout that half as many steps can run in as any other: one of the last step alone would fix nothing.
@@ -179,12 +181,12 @@ def _runs_in(step: Step, layout: Any) -> bool:
     return any({choice.dst, *choice.srcs} == {layout} for choice in step.choices)
 
 
-def _fastest_ops(problem: Assignment) -> Chosen:
+def _fastest_ops(problem: LayoutProblem) -> Chosen:
     """The cheapest choice of each step, whatever its reorders cost."""
     return tuple(min(range(len(step.choices)), key=lambda k: step.choices[k].cost) for step in problem.steps)
 
 
-PLANNERS: Mapping[str, Callable[[Assignment], Chosen]] = {
+PLANNERS: Mapping[str, Callable[[LayoutProblem], Chosen]] = {
     "optimal": lambda problem: optimal(problem).chosen,
     "greedy": lambda problem: greedy(problem).chosen,
     "NeoCPU dynamic programming": chain_programming,
@@ -196,7 +198,7 @@ PLANNERS: Mapping[str, Callable[[Assignment], Chosen]] = {
 }
 
 
-def restricted_to(problem: Assignment, costs: Mapping[tuple[int, int], float], reorder: Any) -> Assignment | None:
+def restricted_to(problem: LayoutProblem, costs: Mapping[tuple[int, int], float], reorder: Any) -> LayoutProblem | None:
     """The problem with other costs, by step and choice, of the choices that have one; None if a step has none.
 
     A choice's `kernel` then starts with its number in the whole problem and a space: see `numbers`.
@@ -211,10 +213,10 @@ def restricted_to(problem: Assignment, costs: Mapping[tuple[int, int], float], r
         if not kept:
             return None
         steps.append(Step(step.name, step.inputs, step.output, tuple(kept)))
-    return Assignment(tuple(steps), problem.given, problem.wanted, reorder)
+    return replace(problem, steps=tuple(steps), reorder=reorder)
 
 
-def numbers(problem: Assignment, chosen: Sequence[int]) -> Chosen:
+def numbers(problem: LayoutProblem, chosen: Sequence[int]) -> Chosen:
     """Choices of `restricted_to` by their numbers in the whole problem."""
     found = (step.choices[k].kernel or "" for step, k in zip(problem.steps, chosen, strict=True))
     return tuple(int(text.partition(" ")[0]) for text in found)

@@ -21,7 +21,7 @@ from blockconv.network.memory import same_bytes
 from blockconv.network.planning.candidates import Candidate, views
 from blockconv.network.planning.parameters import Parameters
 from blockconv.network.planning.planned import Found, alone, choices, cost_key, formulated
-from blockconv.network.planning.planner import Assignment
+from blockconv.network.planning.planner import LayoutProblem
 
 from ..peers import Variant
 
@@ -45,7 +45,7 @@ class Opened:
 
     plan: bc.Plan
     network: Network
-    problem: Assignment
+    problem: LayoutProblem
     found: Found
     threads: int
 
@@ -98,8 +98,8 @@ def opened(path: str, layouts: tuple[str, ...], precision: FloatType, threads: i
     """Read a model and list what there is to measure. layouts: the planner chooses among them."""
     bc.set_num_threads(threads)
     plan = bc.compile(bc.load_onnx(path), layouts=layouts, precision=precision, threads=threads)
-    network, problem, found = formulated(plan.network, plan.options, every=True)
-    return Opened(plan, network, problem, found, threads)
+    problem, found = formulated(plan.network, plan.options, every=True)
+    return Opened(plan, problem.network, problem, found, threads)
 
 
 # ---------------------------------------------------------------- the far end

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from blockconv.network.planning.planner import Assignment, Choice, Step, evaluate
+from blockconv.network.planning.planner import Choice, LayoutProblem, Step, evaluate
 
 from .collect import Row
 from .store import Kept
@@ -31,7 +31,7 @@ def _measured(row: Row, _: Mapping[str, Any]) -> float | None:
 COSTS: Mapping[str, Costs] = {"predicted": _predicted, "measured": _measured}
 
 
-def problem_of(one: Kept, costs: Costs) -> Assignment | None:
+def problem_of(one: Kept, costs: Costs) -> LayoutProblem | None:
     """A network's problem by some costs; None if a node has no candidate with one.
 
     A choice's `kernel` begins with the candidate's number: see `planners.numbers`.
@@ -59,10 +59,10 @@ def problem_of(one: Kept, costs: Costs) -> Assignment | None:
     def reorder(value: str, src: str, dst: str) -> float:
         return moves.get((value, src, dst), math.inf)
 
-    return Assignment(steps, one.graph["inputs"], one.graph["outputs"], reorder)
+    return LayoutProblem(steps, one.graph["inputs"], one.graph["outputs"], reorder, cast(Any, None))  # layouts are tags
 
 
-def sum_of(problem: Assignment, chosen: Sequence[int]) -> float | None:
+def sum_of(problem: LayoutProblem, chosen: Sequence[int]) -> float | None:
     """The seconds of an assignment, by numbers of candidates; None if a part has none."""
     picks = []
     for step, number in zip(problem.steps, chosen, strict=True):

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.python import bounded_cache
 from blockconv.core.record import frozen
 
 FLOAT, SIGNED, UNSIGNED, BITS, BRAIN = "float", "signed", "unsigned", "bits", "bfloat"

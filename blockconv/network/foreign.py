@@ -5,8 +5,8 @@ session reads and writes memory that the plan has, in row-major order, so nothin
 
 A runner is a module, which is imported when a network needs it. It has
 
-- `joined(network, nodes)`: the `ForeignPart` of some foreign nodes.
-- `Session(model, threads)`: a part, ready to run. Raises UnsupportedError, which names the ops, where nothing runs it.
+- `joined(network, nodes, threads)`: the `ForeignPart` of some foreign nodes, ready to run. Raises UnsupportedError,
+  which names the ops, where nothing runs it.
 - `computed(node, inputs)`: the output of a `Foreign` by itself.
 """
 
@@ -43,21 +43,16 @@ class Session(Protocol):
 class ForeignPart(NamedTuple):
     """Nodes that run together.
 
-    inputs, outputs: values of the network, in the order of the model's.
+    inputs, outputs: values of the network, in the order of the session's.
     kinds: the ops of the nodes.
+    args: the addresses of inputs and outputs, or their buffers.
     """
 
-    model: bytes
+    session: Session
     inputs: Names
     outputs: Names
     kinds: Names
-
-
-def joined(network: Any, nodes: Sequence[Any], threads: int) -> tuple[ForeignPart, Session]:
-    """The part of some foreign nodes of a network, and its session."""
-    found = runner(nodes[0].attributes.library)
-    part: ForeignPart = found.joined(network, nodes)
-    return part, found.Session(part.model, threads)
+    args: tuple[Any, ...] = ()
 
 
 def read_outside(network: Any, nodes: Sequence[Any]) -> list[str]:

@@ -16,11 +16,12 @@ from blockconv.core.layout import Layout, row_major
 from blockconv.core.python import zipped
 from blockconv.core.types import Array, ArrayDtype
 from blockconv.dispatch.array import BlockedArray, to_layout
+from blockconv.network import foreign
 from blockconv.network.graph import elements_of
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.planning.planned import Planned
 from blockconv.network.rest import RestPlan
-from blockconv.network.schedule import Action, ForeignCall, Schedule
+from blockconv.network.schedule import Action, Schedule
 from blockconv.runtime import Buffer, Launch, Program, address_of, aligned_empty
 
 
@@ -103,7 +104,7 @@ class End(NamedTuple):
         return BlockedArray(result, row_major(tensor.rank), tensor.shape, dtype=tensor.type.name).numpy()
 
 
-Segment = Program | ForeignCall  # foreign parts are between programs
+Segment = Program | foreign.ForeignPart  # foreign parts are between programs
 T = TypeVar("T")
 
 

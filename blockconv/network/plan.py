@@ -40,7 +40,7 @@ from blockconv.network.planning.planned import (
     read_layouts,
     with_all_candidates,
 )
-from blockconv.network.planning.resized import resized, unpriced
+from blockconv.network.planning.resized import resized
 from blockconv.network.reporting import explain
 from blockconv.network.reporting import page as report
 from blockconv.network.reporting.data import PlanData, collected
@@ -485,13 +485,10 @@ class Plan:
 
     def _bound(self, planned: Planned) -> BoundPlan:
         """A plan of layouts and kernels, bound."""
-        network, problem, threads = planned.network, planned.problem, self.options.threads
+        network, threads = planned.network, self.options.threads
         inputs = tuple(End.of(tensor, self.options.end(tensor)) for tensor in network.inputs)
         outputs = tuple(End.of(t, self.options.end(t)) for t in map(network.tensors.__getitem__, network.outputs))
-        wanted = [end.layout for end in outputs]
-        held = self._parameters.of(network)
-        costs = problem.reorder if planned.is_priced else unpriced
-        made = schedule(network, planned.chosen, problem.given, wanted, held, costs, threads)
+        made = schedule(planned, [end.layout for end in outputs], self._parameters.of(network), threads)
         rest = None if network.rest is None else RestPlan(network.rest, self._after, threads)
         self._arenas.expect(made.arena)
         return BoundPlan(planned, made, self._arenas, inputs, outputs, {}, rest)
@@ -537,8 +534,9 @@ class Plan:
             self._parameters.release()
             for kept in (self._planned, self._others):
                 for shapes, bound in kept.items():
-                    planned = bound.planned._replace(network=_without_weights(bound.planned.network))
-                    kept[shapes] = bound._replace(planned=planned)
+                    problem = bound.planned.problem
+                    problem = replace(problem, network=_without_weights(problem.network))
+                    kept[shapes] = bound._replace(planned=bound.planned._replace(problem=problem))
             self._first = next(iter(self._planned.values()))
             self.__dict__.pop("planned", None)  # which has the weights
 

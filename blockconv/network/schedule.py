@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.checks import Names, Shape
+from blockconv.core.checks import Shape
 from blockconv.core.errors import NetworkError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.python import zipped
@@ -29,23 +29,12 @@ from blockconv.network.graph import Network, Node, named_error
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.rule import View
 from blockconv.network.planning.binding import BoundNode, Workspace, bind_all
-from blockconv.network.planning.candidates import Candidate
+from blockconv.network.planning.candidates import Candidate, Reorder
 from blockconv.network.planning.parameters import Parameters
+from blockconv.network.planning.planned import Planned
 from blockconv.runtime import Buffer, Launch, address_of
 
 Value = tuple[str, Layout]
-
-
-class ForeignCall(NamedTuple):
-    """A part that another library runs.
-
-    kinds: the ops in it.
-    args: addresses of its inputs and outputs.
-    """
-
-    session: foreign.Session
-    kinds: Names
-    args: tuple[int | Buffer, ...] = ()
 
 
 @frozen
@@ -66,7 +55,7 @@ class Action:
     cost: float
     launches: tuple[Launch, ...] = field(repr=False)
     node: Node | None = field(default=None, repr=False)
-    part: ForeignCall | None = field(default=None, repr=False)
+    part: foreign.ForeignPart | None = field(default=None, repr=False)
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
@@ -112,12 +101,16 @@ class Schedule:
 
 
 class _Block:
-    """Bytes. address: an address, or a buffer of the schedule; None for the arena. parent: the block that it is in."""
+    """The memory of a value: bytes of its own, or a part of another block.
 
-    def __init__(self, nbytes: int, address: Buffer | int | None = None) -> None:
-        self.nbytes, self.address = nbytes, address
-        self.parent: _Block | None = None
-        self.offset = 0  # in the parent, or in the arena
+    address: an address, or a buffer of the schedule; None for the arena.
+    parent: the block that it is a part of, from the byte `offset` on.
+    """
+
+    def __init__(
+        self, nbytes: int, address: Buffer | int | None = None, parent: _Block | None = None, offset: int = 0
+    ) -> None:
+        self.nbytes, self.address, self.parent, self.offset = nbytes, address, parent, offset
         self.first, self.last = 1 << 60, -1
 
     def root(self) -> tuple[_Block, int]:
@@ -134,166 +127,158 @@ class _Block:
         other.parent, other.offset = self, offset
         return True
 
-
-@frozen
-class _Location:
-    """The memory of a value: a block, and the offset in it."""
-
-    block: _Block
-    offset: int = 0  # bytes
-
-    def whole(self, nbytes: int) -> bool:
-        return self.offset == 0 and self.block.nbytes == nbytes
+    def part(self, nbytes: int, offset: int) -> _Block:
+        """Some of its bytes; the block itself if these are all."""
+        return self if nbytes == self.nbytes else _Block(nbytes, None, self, offset)
 
 
 class _Draft(NamedTuple):
     """An action whose launches have no addresses yet.
 
-    operands: a location or constants for each buffer of its launches.
+    operands: a block or constants for each buffer of its launches.
     """
 
     action: Action
-    operands: tuple[_Location | Array | None, ...]
+    operands: tuple[_Block | Array | None, ...]
 
 
 class _Scheduler:
-    def __init__(self, network: Network, held: Parameters, costs: Any, threads: int) -> None:
+    """costs(tensor, src, dst): the predicted seconds of a reorder."""
+
+    def __init__(self, network: Network, held: Parameters, costs: Reorder, threads: int) -> None:
         self.network, self.held, self.costs, self.threads = network, held, costs, threads
-        self.locations: dict[Value, _Location] = {}
+        self.blocks: dict[Value, _Block] = {}
         self.made: dict[str, Layout] = {}  # the layout in which a tensor was produced
         self.drafts: list[_Draft] = []
         self.views: dict[Value, tuple[Value, ...]] = {}
         self.constants: list[Array] = []  # that values are
-        self.beside: dict[tuple[str, int], _Location] = {}  # results beside a node's output, by its name
+        self.beside: dict[tuple[str, int], _Block] = {}  # results beside a node's output, by its name
         self.failing, self.reports = list[FailureReport](), _Block(0)  # at offsets in this block
 
     def nbytes(self, value: Value) -> int:
         tensor = self.network.tensors[value[0]]
         return tensor.type.nbytes(value[1].size(tensor.shape))
 
-    def allocate(self, value: Value, address: Buffer | None = None) -> _Location:
+    def allocate(self, value: Value, address: Buffer | None = None) -> _Block:
         """A block of its own for a value."""
-        location = self.locations[value] = _Location(_Block(self.nbytes(value), address))
-        return location
+        block = self.blocks[value] = _Block(self.nbytes(value), address)
+        return block
 
-    def need(self, value: Value) -> _Location:
-        """The location of a value. A reorder makes the value if it does not exist yet."""
-        if value in self.locations:
-            return self.locations[value]
+    def need(self, value: Value) -> _Block:
+        """The block of a value. A reorder makes the value if it does not exist yet."""
+        if value in self.blocks:
+            return self.blocks[value]
         name, layout = value
         if name in self.network.constants:
             array = self.held.constant(name, layout)
             self.constants.append(array)
-            location = self.locations[value] = _Location(_Block(array.nbytes, None))
-            location.block.address = address_of(array)
-            return location
+            block = self.blocks[value] = _Block(array.nbytes, address_of(array))
+            return block
         source = name, self.made[name]
         shape = self.network.shape(name)
         if same_bytes(shape, source[1], layout):
-            location = self.locations[value] = self.locations[source]
+            block = self.blocks[value] = self.blocks[source]
             self.views[value] = (source,)
-            return location
+            return block
         type = self.network.tensors[name].type
         launches = reorder_program(shape, source[1], layout, 0 if type.is_packed else type.itemsize).launches
-        locations = [self.locations[source], self.allocate(value)]
+        read, made = self.blocks[source], self.allocate(value)
         cost = self.costs(name, source[1], layout)
         action = Action(name, "reorder", launches[0].kernel.name, (source,), value, cost, launches)
         # Packed elements pass through two more buffers, one element a byte.
         sizes = [unpacked_bytes(lay.size(shape)) for lay in (source[1], layout)] if type.is_packed else []
-        self.drafts.append(_Draft(action, (*locations, *(_Location(_Block(nbytes)) for nbytes in sizes))))
-        return locations[1]
+        self.drafts.append(_Draft(action, (read, made, *map(_Block, sizes))))
+        return made
 
-    def copy(self, value: Value, to: _Location, cost: float) -> None:
+    def copy(self, value: Value, to: _Block, cost: float) -> None:
         """Copy a value's bytes as they are."""
         line, itemsize = Layout("a"), self.network.tensors[value[0]].type.itemsize  # 1 where two share a byte
         launches = reorder_program((self.nbytes(value) // itemsize,), line, line, itemsize).launches
         action = Action(value[0], "copy", launches[0].kernel.name, (value,), value, cost, launches)
-        self.drafts.append(_Draft(action, (self.locations[value], to)))
+        self.drafts.append(_Draft(action, (self.blocks[value], to)))
 
     # -- nodes
 
     def run(self, node: Node, candidate: Candidate, bound: BoundNode | None) -> None:
         """A node by its candidate, whose launches are `bound`."""
         reads = tuple(zipped(node.inputs, candidate.srcs))
-        locations = [self.need(value) for value in reads]
+        blocks = [self.need(value) for value in reads]
         value = node.output, candidate.dst
         self.made[node.output] = candidate.dst
         if isinstance(node.attributes, ops.FurtherResult):
             layout = self.made[node.src] if value[1].ndim == 4 else value[1]
             self.made[node.output], self.views[node.output, layout] = layout, reads
-            self.locations[node.output, layout] = self.beside[node.src, node.attributes.number]
+            self.blocks[node.output, layout] = self.beside[node.src, node.attributes.number]
             return
         if candidate.view is not None:
-            self.view(node, candidate.view, reads, locations, value)
+            self.view(node, candidate.view, reads, blocks, value)
             return
         assert candidate.row is not None
         assert bound is not None
-        locations = [*locations, *self.results_beside(node, candidate.dst)[::-1], self.allocate(value)]
+        blocks = [*blocks, *self.results_beside(node, candidate.dst)[::-1], self.allocate(value)]
         operands = tuple(
             operand
             if operand is None or isinstance(operand, np.ndarray)
             else self.memory(node, operand)
             if isinstance(operand, Workspace)
-            else locations[operand]  # OUTPUT and what is beside it are counted from the end
+            else blocks[operand]  # OUTPUT and what is beside it are counted from the end
             for operand in bound.operands
         )
         action = Action(node.name, node.op, candidate.row.name, reads, value, candidate.cost, bound.launches, node)
         self.drafts.append(_Draft(action, operands))
 
-    def results_beside(self, node: Node, layout: Layout) -> list[_Location]:
+    def results_beside(self, node: Node, layout: Layout) -> list[_Block]:
         """New blocks for a node's further results. layout: the output's."""
         site, made = self.network.site(node), []
         for k, (shape, type) in enumerate(node.attributes.further(site)):
             count = layout.size(site.output.shape) if shape is None else math.prod(shape)
-            made.append(_Location(_Block(type.nbytes(count))))
+            made.append(_Block(type.nbytes(count)))
             self.beside[node.output, k] = made[-1]
         return made
 
-    def memory(self, node: Node, needed: Workspace) -> _Location:
+    def memory(self, node: Node, needed: Workspace) -> _Block:
         """The workspace of a node's ops."""
         if not needed.reports:
-            return _Location(_Block(needed.nbytes))
+            return _Block(needed.nbytes)
         begin, shapes = self.reports.nbytes, tuple(map(self.network.shape, node.inputs))
         self.reports.nbytes += needed.nbytes
         self.failing.append(FailureReport(node, shapes, begin, self.reports.nbytes))
-        return _Location(self.reports, begin)
+        return _Block(needed.nbytes, None, self.reports, begin)
 
     def run_part(self, nodes: Sequence[Node], cost: float) -> None:
         """Foreign nodes as one part."""
-        part, session = foreign.joined(self.network, nodes, self.threads)
+        first = nodes[0]
+        part = foreign.runner(first.attributes.library).joined(self.network, nodes, self.threads)  # type: ignore[attr-defined]
         reads, writes = (
             tuple((name, row_major(len(self.network.shape(name)))) for name in names)
             for names in (part.inputs, part.outputs)
         )
-        operands = [*map(self.need, reads), *map(self.allocate, writes)]
+        operands = *map(self.need, reads), *map(self.allocate, writes)
         self.made |= dict(writes)
         self.views |= dict.fromkeys(writes[1:], writes[:1])  # one call makes them all
-        call = ForeignCall(session, part.kinds)
-        kernel, first = session.library, nodes[0]
-        made = Action(first.name, first.op, kernel, reads, writes[0], cost, (), first, call)
-        self.drafts.append(_Draft(made, tuple(operands)))
+        made = Action(first.name, first.op, part.session.library, reads, writes[0], cost, (), first, part)
+        self.drafts.append(_Draft(made, operands))
 
-    def view(self, node: Node, view: View, reads: tuple[Value, ...], locations: list[_Location], value: Value) -> None:
+    def view(self, node: Node, view: View, reads: tuple[Value, ...], blocks: list[_Block], value: Value) -> None:
         """A node whose output's bytes exist already, or are written straight into the output."""
         itemsize = self.network.tensors[node.output].type.itemsize  # parts of what is packed are no views
         self.views[value] = reads
         if view.starts is None:
-            self.locations[value] = _Location(locations[0].block, locations[0].offset + view.begin * itemsize)
+            self.blocks[value] = blocks[0].part(self.nbytes(value), view.begin * itemsize)
             return
         whole = self.allocate(value)
-        for read, location, start in zipped(reads, locations, view.starts):
+        for read, block, start in zipped(reads, blocks, view.starts):
             at = start * itemsize
-            if not (location.whole(self.nbytes(read)) and whole.block.adopts(location.block, at)):
-                self.copy(read, _Location(whole.block, at), self.costs(read[0], read[1], read[1]))
+            if not whole.adopts(block, at):
+                self.copy(read, _Block(block.nbytes, None, whole, at), self.costs(read[0], read[1], read[1]))
 
     def deliver(self, name: str, layout: Layout, address: Buffer) -> None:
         """An output of the network: written where it is wanted, or copied there."""
-        location = self.need((name, layout))
-        block = location.block
-        if location.whole(self.nbytes((name, layout))) and block.address is None and block.parent is None:
+        block = self.need((name, layout))
+        if block.address is None and block.parent is None:
             block.address = address
         else:
-            self.copy((name, layout), _Location(_Block(block.nbytes, address)), self.costs(name, layout, layout))
+            self.copy((name, layout), _Block(block.nbytes, address), self.costs(name, layout, layout))
 
     # -- memory
 
@@ -302,8 +287,8 @@ class _Scheduler:
         roots: dict[int, _Block] = {}
         for t, draft in enumerate(self.drafts):
             for operand in draft.operands:
-                if isinstance(operand, _Location):
-                    root, _ = operand.block.root()
+                if isinstance(operand, _Block):
+                    root, _ = operand.root()
                     root.first, root.last = min(root.first, t), max(root.last, t)
                     if root.address is None:
                         roots[id(root)] = root
@@ -334,13 +319,13 @@ def _bound_action(draft: _Draft) -> Action:
     return made
 
 
-def _address(operand: _Location | Array | None) -> Buffer | int:
+def _address(operand: _Block | Array | None) -> Buffer | int:
     if operand is None:
         return 0
     if isinstance(operand, np.ndarray):
         return address_of(operand)
-    root, offset = operand.block.root()
-    return _plus(root.address, offset + operand.offset)
+    root, offset = operand.root()
+    return _plus(root.address, offset)
 
 
 def _plus(address: Buffer | int | None, by: int) -> Buffer | int:
@@ -350,25 +335,14 @@ def _plus(address: Buffer | int | None, by: int) -> Buffer | int:
     return Buffer(address.index, address.offset + by) if isinstance(address, Buffer) else address + by
 
 
-def schedule(
-    network: Network,
-    chosen: Sequence[Candidate],
-    given: Mapping[str, Layout],
-    wanted: Sequence[Layout],
-    held: Parameters,
-    costs: Any,
-    threads: int,
-) -> Schedule:
-    """The schedule of a network. chosen: a candidate for each node. given, wanted: layouts of inputs and outputs.
-
-    costs(tensor, src, dst): the predicted seconds of a reorder.
-    """
-    bound = bind_all(network, chosen, held, threads)
-    s = _Scheduler(network, held, costs, threads)
+def schedule(planned: Planned, wanted: Sequence[Layout], held: Parameters, threads: int) -> Schedule:
+    """The schedule of a network. wanted: the layouts of its outputs."""
+    network, problem = planned.network, planned.problem
+    s = _Scheduler(network, held, problem.reorder if planned.is_priced else _unpriced, threads)
     for k, tensor in enumerate(network.inputs):
-        layout = s.made[tensor.name] = given[tensor.name]
+        layout = s.made[tensor.name] = problem.given[tensor.name]
         s.allocate((tensor.name, layout), Buffer(k))
-    every = zipped(network.nodes, chosen, bound)
+    every = zipped(network.nodes, planned.chosen, bind_all(network, planned.chosen, held, threads))
     for is_foreign, run in itertools.groupby(every, lambda one: isinstance(one[0].attributes, ops.Foreign)):
         if is_foreign:
             nodes, candidates, _ = zipped(*run)
@@ -381,3 +355,8 @@ def schedule(
         if network.tensors[name].elements:
             s.deliver(name, layout, Buffer(first + k))
     return s.finish(first + len(network.outputs))
+
+
+def _unpriced(tensor: str, src: Layout, dst: Layout) -> float:
+    """The cost of a reorder that is compared with no other."""
+    return math.nan

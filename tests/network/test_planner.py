@@ -23,8 +23,8 @@ from blockconv.network.builder import NetworkBuilder
 from blockconv.network.plan import Plan, compile
 from blockconv.network.planning import elimination, planned, remembered
 from blockconv.network.planning.planner import (
-    Assignment,
     Choice,
+    LayoutProblem,
     Solution,
     Step,
     evaluate,
@@ -35,9 +35,10 @@ from blockconv.network.planning.planner import (
 )
 
 LAYOUTS = ("A", "B", "C")
+NETWORK: Any = None  # these problems have none
 
 
-def network(seed: int, steps: int, most_choices: int, most_inputs: int = 3, impossible: float = 0.1) -> Assignment:
+def network(seed: int, steps: int, most_choices: int, most_inputs: int = 3, impossible: float = 0.1) -> LayoutProblem:
     """A random network with random costs, some reorders of which are impossible. Integers, so that sums are exact."""
     rng = random.Random(seed)
     tensors = ["in"]
@@ -57,10 +58,10 @@ def network(seed: int, steps: int, most_choices: int, most_inputs: int = 3, impo
         for name in tensors
         for a, b in itertools.permutations(LAYOUTS, 2)
     }
-    return Assignment(tuple(made), {"in": "A"}, wanted, lambda *key: prices[key])
+    return LayoutProblem(tuple(made), {"in": "A"}, wanted, lambda *key: prices[key], NETWORK)
 
 
-def exhaustive(problem: Assignment) -> float:
+def exhaustive(problem: LayoutProblem) -> float:
     return min(evaluate(problem, c).cost for c in itertools.product(*(range(len(s.choices)) for s in problem.steps)))
 
 
@@ -111,7 +112,9 @@ def test_some_random_networks_need_tables_to_be_split_and_the_steps_that_are_lef
 
 def test_one_copy_serves_all_its_readers() -> None:
     reads = [Step(f"r{k}", ("x",), f"y{k}", (Choice(("B",), "B", 1.0), Choice(("A",), "A", 5.0))) for k in range(3)]
-    problem = Assignment(tuple(reads), {"x": "A"}, {f"y{k}": reads[k].choices[0].dst for k in range(3)}, lambda *_: 7.0)
+    problem = LayoutProblem(
+        tuple(reads), {"x": "A"}, {f"y{k}": reads[k].choices[0].dst for k in range(3)}, lambda *_: 7.0, NETWORK
+    )
     solution = optimal(problem)
     # Three conversions would cost more than reading A thrice.
     assert solution.reorders == (("x", "A", "B"),)
@@ -121,7 +124,7 @@ def test_one_copy_serves_all_its_readers() -> None:
 def test_an_op_that_changes_the_layout_replaces_a_reorder() -> None:
     first = Step("first", ("x",), "y", (Choice(("A",), "A", 3.0), Choice(("A",), "B", 4.0), Choice(("B",), "B", 3.0)))
     second = Step("second", ("y",), "z", (Choice(("B",), "B", 1.0), Choice(("B",), "A", 1.5), Choice(("A",), "A", 9.0)))
-    problem = Assignment((first, second), {"x": "A"}, {"z": "A"}, lambda *_: 2.0)
+    problem = LayoutProblem((first, second), {"x": "A"}, {"z": "A"}, lambda *_: 2.0, NETWORK)
     solution = optimal(problem)
     assert solution.chosen == (1, 1)
     assert not solution.reorders
@@ -137,7 +140,7 @@ def test_a_restriction_that_would_leave_nothing_leaves_all() -> None:
     assert found == optimal(problem)
 
 
-def inception(blocks: int, branches: int = 4, layouts: int = 8, seed: int = 1) -> Assignment:
+def inception(blocks: int, branches: int = 4, layouts: int = 8, seed: int = 1) -> LayoutProblem:
     """Branches of two ops beside one another, then an op that joins them."""
     rng = random.Random(seed)
     names = [f"L{k}" for k in range(layouts)]
@@ -156,7 +159,7 @@ def inception(blocks: int, branches: int = 4, layouts: int = 8, seed: int = 1) -
         joins = tuple(Choice((lay,) * branches, lay, rng.uniform(5, 9)) for lay in names)
         steps.append(Step(f"{b}.join", tuple(ends), f"{b}.join", joins))
         x = f"{b}.join"
-    return Assignment(tuple(steps), {"in": "L0"}, {x: "L0"}, lambda *_: 8.0)
+    return LayoutProblem(tuple(steps), {"in": "L0"}, {x: "L0"}, lambda *_: 8.0, NETWORK)
 
 
 def test_networks_of_blocks_are_solved_exactly_without_branching() -> None:
@@ -167,7 +170,7 @@ def test_networks_of_blocks_are_solved_exactly_without_branching() -> None:
         assert solution.cost <= other.cost
 
 
-def dense(layers: int, layouts: int = 8, seed: int = 1) -> Assignment:
+def dense(layers: int, layouts: int = 8, seed: int = 1) -> LayoutProblem:
     """A block in which every layer joins all values before it anew: not series-parallel at all."""
     rng = random.Random(seed)
     names = [f"L{k}" for k in range(layouts)]
@@ -178,7 +181,7 @@ def dense(layers: int, layouts: int = 8, seed: int = 1) -> Assignment:
         layer = tuple(Choice((a,), b, rng.uniform(50, 70)) for a in names for b in names)
         steps.append(Step(f"layer{k}", (f"join{k}",), f"layer{k}", layer))
         values.append(f"layer{k}")
-    return Assignment(tuple(steps), {"in": "L0"}, {values[-1]: "L0"}, lambda *_: 8.0)
+    return LayoutProblem(tuple(steps), {"in": "L0"}, {values[-1]: "L0"}, lambda *_: 8.0, NETWORK)
 
 
 def test_a_dense_block_is_solved_within_the_budget_or_gives_a_bound() -> None:
@@ -190,7 +193,7 @@ def test_a_dense_block_is_solved_within_the_budget_or_gives_a_bound() -> None:
     assert short.bound <= solution.cost <= short.cost
 
 
-def joined(readers: int, choices: int, seed: int = 1) -> Assignment:
+def joined(readers: int, choices: int, seed: int = 1) -> LayoutProblem:
     """A star: steps that read one value, and each as many others as there are; all but a few have one candidate."""
     rng = random.Random(seed)
     steps, values = [], ["in"]
@@ -201,7 +204,7 @@ def joined(readers: int, choices: int, seed: int = 1) -> Assignment:
         )
         steps.append(Step(f"s{k}", tuple(values), f"t{k}", found))
         values.append(f"t{k}")
-    return Assignment(tuple(steps), {"in": "A"}, {values[-1]: "A"}, lambda *_: 2.0)
+    return LayoutProblem(tuple(steps), {"in": "A"}, {values[-1]: "A"}, lambda *_: 2.0, NETWORK)
 
 
 @pytest.mark.parametrize("readers", [16, 40, 100])

@@ -113,7 +113,9 @@ def parsed(model: bytes) -> Any:
     return onnx.load_model_from_string(model)
 
 
-def joined(network: Any, nodes: Sequence[Any], most: float = math.inf) -> ForeignPart:
+def joined(
+    network: Any, nodes: Sequence[Any], threads: int, most: float = math.inf, optimized: bool = True
+) -> ForeignPart:
     """The part of some foreign nodes of a network. Constants of up to `most` elements are the model's own."""
     values: dict[str, str] = {}  # of the network, by ONNX's names
     types: dict[str, Any] = {}
@@ -148,7 +150,7 @@ def joined(network: Any, nodes: Sequence[Any], most: float = math.inf) -> Foreig
     first = parsed(nodes[0].attributes.model)
     whole = helper.make_model(graph, opset_imports=first.opset_import, ir_version=first.ir_version)
     return ForeignPart(
-        whole.SerializeToString(),
+        Session(whole.SerializeToString(), threads, optimized),
         tuple(values[name] for name in fed),
         tuple(values[name] for name in wanted),
         tuple(one.op_type for one in order),
@@ -159,7 +161,7 @@ def check_foreign(network: Any) -> None:
     """Raise UnsupportedError, which names the ops, if nothing here runs a network's foreign nodes."""
     nodes = [node for node in network.nodes if node.op == "foreign"]
     if nodes:
-        Session(joined(network, nodes, most=CHECKED).model, 1, optimized=False)
+        joined(network, nodes, 1, CHECKED, optimized=False)
     if network.rest is not None and not has_onnx_runtime() and not NUMPY_OPS.issuperset(network.rest.kinds):
         raise UnsupportedError(f"blockconv has no op for {counted(network.rest.kinds)}; {REMEDY}")
 

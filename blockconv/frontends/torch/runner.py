@@ -81,8 +81,8 @@ def _is_random(op: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
-def joined(network: Any, nodes: Sequence[Any]) -> ForeignPart:
-    """The part of some foreign nodes of a network."""
+def joined(network: Any, nodes: Sequence[Any], threads: int) -> ForeignPart:
+    """The part of some foreign nodes of a network. PyTorch has its own number of threads."""
     steps: dict[tuple[bytes, Names], list[tuple[int, str]]] = {}  # outputs of each call, with their numbers
     for node in nodes:  # equal nodes are one call, whose output has several names
         steps.setdefault((node.attributes.model, node.inputs), []).append((node.attributes.output, node.output))
@@ -94,7 +94,7 @@ def joined(network: Any, nodes: Sequence[Any]) -> ForeignPart:
     described = {name: {one: typed[one] for one in ends} for name, ends in (("in", inputs), ("out", outputs))}
     model = json.dumps({**described, "calls": calls}).encode()
     kinds = tuple(call[0].rpartition(".")[0] for call, _, _ in calls)
-    return ForeignPart(model, tuple(inputs), tuple(outputs), kinds)
+    return ForeignPart(Session(model), tuple(inputs), tuple(outputs), kinds)
 
 
 class Session:
@@ -102,7 +102,7 @@ class Session:
 
     library = "pytorch"
 
-    def __init__(self, model: bytes, threads: int = 1) -> None:
+    def __init__(self, model: bytes) -> None:
         known = json.loads(model)
         self.inputs, self.outputs = known["in"], known["out"]
         kinds = [call[0] for call, _, _ in known["calls"]]

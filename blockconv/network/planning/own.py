@@ -12,58 +12,13 @@ from blockconv.core.errors import ArgumentError, short
 from blockconv.core.layout import NATIVE, Layout
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.python import zipped
-from blockconv.core.record import frozen
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network.graph import Network
 from blockconv.network.memory import same_bytes
 from blockconv.network.planning.planned import Options, Planned, cost_key, ends, formulated, read_layouts, reorder_key
-from blockconv.network.planning.planner import Assignment, Choice, evaluate
+from blockconv.network.planning.planner import Choice, LayoutProblem
 
 NEAREST = 3  # keys that an error lists
-
-
-class Edge(NamedTuple):
-    """A value between two steps.
-
-    value: its name.
-    producer: the step that writes it; None for an input of the network.
-    reader: the step that reads it; None for an output of the network.
-    """
-
-    value: str
-    producer: str | None
-    reader: str | None
-
-
-@frozen
-class LayoutProblem(Assignment):
-    """The problem of a planner: choose a kernel and layouts for each step.
-
-    steps: the ops, in an order that can run. A step has a `name`, the names of its `inputs` and of its `output`, and
-        its `choices`. A choice has a `kernel`, the layouts of the inputs (`srcs`) and of the output (`dst`), and a
-        `cost` in seconds. The kernel of a view, which moves nothing, is None.
-    given: {input of the network: its layout}.
-    wanted: {output of the network: its required layout}.
-    reorder: a function: `reorder(value, src, dst)` is the seconds of a reorder, infinite if none exists.
-    network: the network, with `network.nodes`, `network.shape(value)` and `network.problem(node)`.
-
-    A value has the layout of its producer's choice. For each other layout, one reorder serves all readers.
-    """
-
-    network: Network
-
-    @property
-    def edges(self) -> tuple[Edge, ...]:
-        """Each value, once for each of its readers."""
-        producers = {step.output: step.name for step in self.steps}
-        reads = [(value, step.name) for step in self.steps for value in step.inputs]
-        return tuple(
-            Edge(value, producers.get(value), name) for value, name in [*reads, *((v, None) for v in self.wanted)]
-        )
-
-    def cost(self, chosen: Mapping[str, Choice]) -> float:
-        """The predicted seconds of the plan with these choices, with its reorders. chosen: {step: choice}."""
-        return evaluate(self, [step.choices.index(chosen[step.name]) for step in self.steps]).cost
 
 
 OwnPlanner = Callable[[LayoutProblem], Mapping[str, Any]]
@@ -78,8 +33,8 @@ def chosen_by(planner: OwnPlanner, network: Network, options: Options) -> Option
         rule = "has to be 'auto' with a function as planner, whose answer may have any native layout"
         raise ArgumentError("compile", "layouts", options.layouts, rule)
     name = getattr(planner, "__qualname__", type(planner).__qualname__)
-    planned, problem, _ = formulated(network, options, every=True)
-    answer = planner(LayoutProblem(problem.steps, problem.given, problem.wanted, problem.reorder, planned))
+    problem, _ = formulated(network, options, every=True)
+    answer = planner(problem)
     if not isinstance(answer, Mapping):
         rule = f"has to return {{node: choice or layout}}, and returned {short(answer)}"
         raise ArgumentError("compile", "planner", name, rule)
@@ -92,7 +47,7 @@ def chosen_by(planner: OwnPlanner, network: Network, options: Options) -> Option
                 raise ArgumentError("compile", "planner", name, rule)
             exact[node] = choice
     given: Any = {node: one for node, one in answer.items() if node not in exact}
-    layouts: Any = read_layouts(planned, given, "planner's answer")
+    layouts: Any = read_layouts(problem.network, given, "planner's answer")
     return replace(options, layouts={**layouts, **exact}, planner=f"{name}()")
 
 
@@ -102,7 +57,7 @@ def chosen_by(planner: OwnPlanner, network: Network, options: Options) -> Option
 def cost_table(given: Network, options: Options, planned: Planned) -> dict[str, float]:
     """The cost of every kernel by its key. A measured plan has the best kernel alone for each pair of layouts."""
     network, reorder = planned.network, planned.problem.reorder
-    every = planned.candidates if options.measure else formulated(given, options, every=True)[2]
+    every = planned.candidates if options.measure else formulated(given, options, every=True)[1]
     found = {cost_key(c, planned.threads): c.cost for ways in every for c in ways if c.row is not None}
     chosen = (choice.dst for step in planned.problem.steps for choice in step.choices)
     for name, src, dst in _reorders(network, options, chosen):
@@ -140,18 +95,18 @@ class _Asked(NamedTuple):
 def _keys(network: Network, options: Options) -> dict[str, _Asked]:
     """Each key that a plan of this network may read, in all of `NATIVE` and the requested layouts."""
     every = tuple(dict.fromkeys((*NATIVE, *options.named)))
-    planned, _, found = formulated(network, replace(options, layouts=every, measure=False), every=True)
+    problem, found = formulated(network, replace(options, layouts=every, measure=False), every=True)
     known = {
         cost_key(c, count): _Asked(node.name, c.request.problem, c.row.name, c.request.src, c.request.dst)
-        for node, candidates in zipped(planned.nodes, found)
+        for node, candidates in zipped(problem.network.nodes, found)
         for c in candidates
         for count in ({1, options.threads} if options.measure else {1})
         if c.row is not None
     }
-    for name, src, dst in _reorders(planned, options, every):
-        tensor = planned.tensors[name]
-        problem = ReorderProblem(tensor.shape, src.tag, dst.tag, 1 if tensor.type.is_packed else tensor.type.itemsize)
-        known.setdefault(reorder_key(tensor.shape, src, dst), _Asked(name, problem, "reorder", src, dst))
+    for name, src, dst in _reorders(problem.network, options, every):
+        tensor = problem.network.tensors[name]
+        moved = ReorderProblem(tensor.shape, src.tag, dst.tag, 1 if tensor.type.is_packed else tensor.type.itemsize)
+        known.setdefault(reorder_key(tensor.shape, src, dst), _Asked(name, moved, "reorder", src, dst))
     return known
 
 

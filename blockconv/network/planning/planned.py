@@ -28,8 +28,8 @@ from blockconv.network.planning.candidates import Candidate, Pricing, Reorder, c
 from blockconv.network.planning.elimination import STEPS
 from blockconv.network.planning.parameters import Parameters
 from blockconv.network.planning.planner import (
-    Assignment,
     Choice,
+    LayoutProblem,
     Solution,
     Step,
     evaluate,
@@ -142,14 +142,18 @@ Found = tuple[tuple[Candidate, ...], ...]  # of each node
 
 
 class Planned(NamedTuple):
-    """A network with the problem of its layouts, and a solution. `resized` gives neither steps nor costs."""
+    """The problem of a network's layouts, and a solution. `resized` gives neither steps nor costs."""
 
-    network: Network
-    problem: Assignment
+    problem: LayoutProblem
     candidates: Found  # of each node, as the steps of `problem` have them
     solution: Solution
     threads: int = 1  # that the costs of candidates are for
     is_recalled: bool = False  # chosen before: only the chosen candidates were priced
+
+    @property
+    def network(self) -> Network:
+        """The network as it runs."""
+        return self.problem.network
 
     @property
     def is_priced(self) -> bool:
@@ -181,14 +185,14 @@ def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
     return tuple(dict.fromkeys([*usual, *options.named]))
 
 
-def formulate(network: Network, found: Found, reorder: Reorder, options: Options) -> Assignment:
-    """The assignment of layouts of a network with these candidates."""
+def formulate(network: Network, found: Found, reorder: Reorder, options: Options) -> LayoutProblem:
+    """The problem of a network with these candidates."""
     steps = []
     for node, ways in zipped(network.nodes, found):
         flows = [i for i, name in enumerate(node.inputs) if name not in network.constants]
         choices = tuple(Choice(tuple(c.srcs[i] for i in flows), c.dst, c.cost, c.choice[0]) for c in ways)
         steps.append(Step(node.name, tuple(node.inputs[i] for i in flows), node.output, choices))
-    return Assignment(tuple(steps), *ends(network, options), reorder)
+    return LayoutProblem(tuple(steps), *ends(network, options), reorder, network)
 
 
 def ends(network: Network, options: Options) -> tuple[dict[str, Layout], dict[str, Layout]]:
@@ -198,7 +202,7 @@ def ends(network: Network, options: Options) -> tuple[dict[str, Layout], dict[st
     return given, {name: options.end(network.tensors[name]) for name in made}
 
 
-def _solve(problem: Assignment, options: Options) -> Solution:
+def _solve(problem: LayoutProblem, options: Options) -> Solution:
     asked = options.layouts
     if isinstance(asked, Layout):
         return fixed(problem, asked)
@@ -215,7 +219,7 @@ def _solve(problem: Assignment, options: Options) -> Solution:
     return replace(found, bound=-math.inf) if options.is_own else found
 
 
-def _optimal(problem: Assignment) -> Solution:
+def _optimal(problem: LayoutProblem) -> Solution:
     """`planner.optimal`, with the results of long searches kept, and their progress shown."""
     with Progress("searching for the best layouts", STEPS) as shown:
         return optimal(problem, report=shown.tick, solve=remembered.minimum)
@@ -238,8 +242,8 @@ def prepared(network: Network, options: Options, every: bool) -> tuple[Network, 
     return network, Pricing(_universe(network, options), price, reorder, machine, accuracy, every, predicts=predicts)
 
 
-def formulated(network: Network, options: Options, every: bool) -> tuple[Network, Assignment, Found]:
-    """The network as it will run, the problem of its layouts, and the candidates of each node.
+def formulated(network: Network, options: Options, every: bool) -> tuple[LayoutProblem, Found]:
+    """The problem of the network as it will run, and the candidates of each node.
 
     every: keep each kernel, not the cheapest for its layouts alone.
     """
@@ -247,7 +251,7 @@ def formulated(network: Network, options: Options, every: bool) -> tuple[Network
     found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
     if options.measure:
         found = measured(network, found, options.threads, options.costs)
-    return network, formulate(network, found, pricing.reorder, options), found
+    return formulate(network, found, pricing.reorder, options), found
 
 
 def plan_layouts(network: Network, options: Options) -> Planned:
@@ -271,8 +275,8 @@ def plan_layouts(network: Network, options: Options) -> Planned:
 
 def _searched(network: Network, options: Options) -> Planned:
     """The best candidates among all."""
-    network, problem, found = formulated(network, options, options.is_own)  # whose choice need not be the cheapest
-    return Planned(network, problem, found, _solve(problem, options), options.threads if options.measure else 1)
+    problem, found = formulated(network, options, options.is_own)  # whose choice need not be the cheapest
+    return Planned(problem, found, _solve(problem, options), options.threads if options.measure else 1)
 
 
 def with_all_candidates(network: Network, options: Options, planned: Planned) -> Planned:
@@ -280,12 +284,12 @@ def with_all_candidates(network: Network, options: Options, planned: Planned) ->
     if not planned.is_recalled:
         return planned
     every = options.chosen is not None  # what a file has need not be the cheapest here
-    network, problem, found = formulated(network, replace(options, measure=False), every)
+    problem, found = formulated(network, replace(options, measure=False), every)
     known = [{c.choice: k for k, c in enumerate(ways)} for ways in found]
     numbers = [at.get(c.choice, -1) for at, c in zipped(known, planned.chosen)]
     if -1 in numbers:  # a file may name layouts that its options do not
         return planned
-    return Planned(network, problem, found, evaluate(problem, numbers, planned.solution.bound))
+    return Planned(problem, found, evaluate(problem, numbers, planned.solution.bound))
 
 
 def _kept_name(network: Network, options: Options) -> str:
@@ -319,7 +323,7 @@ def _recalled(network: Network, options: Options, chosen: Mapping[str, Any], bou
             return None
         found.append((same,))
     problem = formulate(network, tuple(found), pricing.reorder, options)
-    return Planned(network, problem, tuple(found), evaluate(problem, [0] * len(found), bound), is_recalled=True)
+    return Planned(problem, tuple(found), evaluate(problem, [0] * len(found), bound), is_recalled=True)
 
 
 def _choice(saved: Any) -> tuple[Any, tuple[Layout, ...], Layout] | None:

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from blockconv.core.checks import Names, Pair
 from blockconv.core.errors import ArgumentError
 from blockconv.core.python import zipped
 from blockconv.core.record import frozen
+from blockconv.network.graph import Network
 from blockconv.network.planning.elimination import STEPS, TABLE, Factor, Minimum, minimum
 
 Lay = Any  # a layout; anything that can be hashed
@@ -55,20 +56,52 @@ class Step:
     choices: tuple[Choice, ...]
 
 
-@frozen
-class Assignment:
-    """The problem.
+class Edge(NamedTuple):
+    """A value between two steps.
 
-    steps: in an order in which they can run.
-    given: the layout that each input of the network has.
-    wanted: the layout that each output has to be in.
-    reorder(tensor, src, dst): seconds, infinite if impossible.
+    value: its name.
+    producer: the step that writes it; None for an input of the network.
+    reader: the step that reads it; None for an output of the network.
+    """
+
+    value: str
+    producer: str | None
+    reader: str | None
+
+
+@frozen
+class LayoutProblem:
+    """The problem of a planner: choose a kernel and layouts for each step.
+
+    steps: the ops, in an order that can run. A step has a `name`, the names of its `inputs` and of its `output`, and
+        its `choices`. A choice has a `kernel`, the layouts of the inputs (`srcs`) and of the output (`dst`), and a
+        `cost` in seconds. The kernel of a view, which moves nothing, is None.
+    given: {input of the network: its layout}.
+    wanted: {output of the network: its required layout}.
+    reorder: a function: `reorder(value, src, dst)` is the seconds of a reorder, infinite if none exists.
+    network: the network, with `network.nodes`, `network.shape(value)` and `network.problem(node)`.
+
+    A value has the layout of its producer's choice. For each other layout, one reorder serves all readers.
     """
 
     steps: tuple[Step, ...]
     given: Mapping[str, Lay]
     wanted: Mapping[str, Lay]
     reorder: Callable[[str, Lay, Lay], float]
+    network: Network
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """Each value, once for each of its readers."""
+        producers = {step.output: step.name for step in self.steps}
+        reads = [(value, step.name) for step in self.steps for value in step.inputs]
+        return tuple(
+            Edge(value, producers.get(value), name) for value, name in [*reads, *((v, None) for v in self.wanted)]
+        )
+
+    def cost(self, chosen: Mapping[str, Choice]) -> float:
+        """The predicted seconds of the plan with these choices, with its reorders. chosen: {step: choice}."""
+        return evaluate(self, [step.choices.index(chosen[step.name]) for step in self.steps]).cost
 
 
 @frozen
@@ -90,7 +123,7 @@ class Solution:
         return self.cost <= self.bound + 1e-9 * abs(self.bound)
 
 
-def evaluate(problem: Assignment, chosen: Sequence[int], bound: float = -math.inf) -> Solution:
+def evaluate(problem: LayoutProblem, chosen: Sequence[int], bound: float = -math.inf) -> Solution:
     """The cost of a choice, by the definition, and the reorders that it needs."""
     where = dict(problem.given)
     needed: dict[tuple[str, Lay], None] = {}  # in order
@@ -110,7 +143,7 @@ def evaluate(problem: Assignment, chosen: Sequence[int], bound: float = -math.in
 
 
 def restricted(
-    problem: Assignment, keep: Callable[[Step, Choice], bool], solve: Callable[[Assignment], Solution]
+    problem: LayoutProblem, keep: Callable[[Step, Choice], bool], solve: Callable[[LayoutProblem], Solution]
 ) -> Solution:
     """A solution of the choices that are to be kept alone, and a bound of these; a step that keeps none keeps all."""
     steps, indices = [], []
@@ -122,7 +155,7 @@ def restricted(
     return evaluate(problem, [kept[k] for kept, k in zipped(indices, solved.chosen)], solved.bound)
 
 
-def fixed(problem: Assignment, layout: Lay) -> Solution:
+def fixed(problem: LayoutProblem, layout: Lay) -> Solution:
     """Every op reads and writes `layout` if it has a candidate that does; the others as is best."""
 
     def keep(step: Step, choice: Choice) -> bool:
@@ -131,8 +164,8 @@ def fixed(problem: Assignment, layout: Lay) -> Solution:
     return replace(restricted(problem, keep, optimal), bound=-math.inf)
 
 
-def greedy(problem: Assignment) -> Solution:
-    """Launch by op: the candidate that costs least with the reorders that it needs, whatever follows."""
+def greedy(problem: LayoutProblem) -> Solution:
+    """Op by op: the candidate that costs least with the reorders that it needs, whatever follows."""
     where: dict[str, Lay] = dict(problem.given)
     made: set[tuple[str, Lay]] = set(where.items())
     chosen = []
@@ -153,7 +186,7 @@ def greedy(problem: Assignment) -> Solution:
 
 
 def optimal(
-    problem: Assignment,
+    problem: LayoutProblem,
     steps: int = STEPS,
     table: int = TABLE,
     report: Callable[[int], None] | None = None,
@@ -175,7 +208,7 @@ def optimal(
     return replace(best, bound=min(found.bound, best.cost))
 
 
-def factors_of(problem: Assignment) -> list[Factor]:
+def factors_of(problem: LayoutProblem) -> list[Factor]:
     """Costs over variables 0, 1, ...: the steps; then the tensors of several readers."""
     factors = [Factor((k,), np.array([c.cost for c in step.choices])) for k, step in enumerate(problem.steps)]
     producers: dict[str, int] = {}
@@ -194,7 +227,7 @@ def factors_of(problem: Assignment) -> list[Factor]:
 
 
 def _of_tensor(
-    problem: Assignment,
+    problem: LayoutProblem,
     tensor: str,
     maker: int | None,
     uses: Sequence[Pair],

@@ -8,7 +8,6 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 
-from blockconv.core.layout import Layout
 from blockconv.core.python import bounded_cache, zipped
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
@@ -18,7 +17,7 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.ops.rule import Site
 from blockconv.network.planning.candidates import Candidate, Pricing, element_types, predicted, views
 from blockconv.network.planning.planned import Options, Planned, ends, prepared
-from blockconv.network.planning.planner import Assignment, Solution
+from blockconv.network.planning.planner import LayoutProblem, Solution
 
 Chosen = tuple[Node, Candidate]
 FASTER = 1.15  # how many times as fast another kernel has to be: it has weights of its own, which are kept too
@@ -38,12 +37,7 @@ def resized(network: Network, options: Options, anchor: Planned) -> Planned | No
             return None
         found.append((one,))
     solution = Solution((0,) * len(found), math.nan, -math.inf, ())
-    return Planned(network, Assignment((), *ends(network, options), pricing.reorder), tuple(found), solution)
-
-
-def unpriced(tensor: str, src: Layout, dst: Layout) -> float:
-    """The cost of a reorder that is compared with no other."""
-    return math.nan
+    return Planned(LayoutProblem((), *ends(network, options), pricing.reorder, network), tuple(found), solution)
 
 
 def _candidate(network: Network, node: Node, pricing: Pricing, chosen: Mapping[str, Chosen]) -> Candidate | None:

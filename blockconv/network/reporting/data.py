@@ -17,7 +17,7 @@ from blockconv.machine.profile import selected
 from blockconv.network.graph import Network, Node
 from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.planned import Options, Planned
-from blockconv.network.planning.planner import Assignment, optimal
+from blockconv.network.planning.planner import LayoutProblem, optimal
 from blockconv.network.reporting.profile import Profile, seconds_of_actions, seconds_of_plan
 from blockconv.network.schedule import Action, Schedule
 
@@ -284,7 +284,7 @@ def _rejected(node: Node, taken: Candidate) -> list[RejectedData]:
     return [{"kernel": name, "reason": one} for name, one in found.items() if isinstance(one, Reason)]
 
 
-def _reorders(problem: Assignment) -> list[ReorderData]:
+def _reorders(problem: LayoutProblem) -> list[ReorderData]:
     layouts: dict[str, dict[Layout, None]] = {name: {lay: None} for name, lay in problem.given.items()}
     for step in problem.steps:
         layouts[step.output] = dict.fromkeys(choice.dst for choice in step.choices)
@@ -367,7 +367,7 @@ def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> tupl
     return f"{who}; the best plan without it costs {more(dearer)}", dearer
 
 
-def _without(problem: Assignment, tensor: str, dst: Layout) -> float:
+def _without(problem: LayoutProblem, tensor: str, dst: Layout) -> float:
     """The cost of the best plan in which a tensor is not reordered to this layout."""
 
     def cost(name: str, a: Any, b: Any) -> float:
