@@ -9,7 +9,7 @@ tile computes them. Pixels at an image's border read the padding that the whole 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -115,11 +115,12 @@ def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUA
     if missing:
         raise UnsupportedError(f"{network.name}: outputs {missing} have no pixels along the axes {PIXELS}")
     # Pixels of the image by which a tile can move so that each value moves by whole pixels.
-    strides = [math.lcm(*(_along(reach, k).step.numerator for reach in known.values())) for k in range(2)]
+    along = [[reach[sorted(reach)[k]] for reach in known.values()] for k in range(2)]
+    strides = [math.lcm(*(reach.step.numerator for reach in each)) for each in along]
     asked = _asked(tile)
     sizes = []
     for k, axis in enumerate(PIXELS):
-        least = asked[k] or _shared(shape[axis], strides[k], usual[k], known, k)
+        least = asked[k] or _shared(shape[axis], strides[k], usual[k], along[k])
         # The least size from this one on that has the image's remainder by the stride.
         sizes.append(min(shape[axis], least + (shape[axis] - least) % strides[k]))
     # Sizes grow by the steps from one to the other, so an image need not be larger than this to see how.
@@ -147,11 +148,6 @@ def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUA
     return Tiling(tuple(shape), (sizes[0], sizes[1]), (strides[0], strides[1]), pieces, steps, outputs, small)
 
 
-def _along(reach: Mapping[int, Reach], k: int) -> Reach:
-    """The reach along the k-th axis of pixels, wherever a value has it."""
-    return reach[sorted(reach)[k]]
-
-
 def _asked(tile: Any) -> list[int | None]:
     if tile is None:
         return [None, None]
@@ -161,9 +157,12 @@ def _asked(tile: Any) -> list[int | None]:
     return sizes
 
 
-def _shared(size: int, stride: int, usual: int, known: Known, k: int) -> int:
-    """The tile size that divides the image into equal tiles, as many as `usual` makes: little is computed twice."""
-    lost = max(math.ceil(_along(reach, k).high - _along(reach, k).low) for reach in known.values()) + 2 * stride
+def _shared(size: int, stride: int, usual: int, along: Sequence[Reach]) -> int:
+    """The tile size that divides the image into equal tiles, as many as `usual` makes: little is computed twice.
+
+    along: the reaches of all values along the axis.
+    """
+    lost = max(math.ceil(reach.high - reach.low) for reach in along) + 2 * stride
     count = max(1, math.ceil((size - lost) / (max(usual, LEAST_SHARE * lost) - lost)))
     return math.ceil((size - lost) / count) + lost
 

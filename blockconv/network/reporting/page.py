@@ -26,20 +26,29 @@ SCALE = 80.0  # per cent of the column of bars that their axis takes; figures st
 
 
 class Drawn(NamedTuple):
-    """The content of the page: the plan's data and, for its lines and other plans, their sources."""
+    """The content of the page: the plan's data and, for its lines and other plans, their sources.
+
+    measured: the measured seconds of whole plans, by their layouts.
+    """
 
     data: PlanData
     planned: Planned
     schedule: Schedule
+    measured: Mapping[str, float]
 
     @property
     def threads(self) -> int:
         """The threads that run the plan."""
         return self.data["threads"]
 
+    @property
+    def own_time(self) -> float | None:
+        """As it was measured in turns with the other plans, if it was; else as its profile has it."""
+        return self.measured.get(self.data["layouts"], self.data["measured"])
 
-def page(drawn: Drawn, measured: Mapping[str, float]) -> str:
-    """The page. measured: the measured seconds of whole plans, by their layouts."""
+
+def page(drawn: Drawn) -> str:
+    """The page."""
     planned, schedule = drawn.planned, drawn.schedule
     style = packaged("report.css").read_text(encoding="utf-8")
     network, title = planned.network, escape(planned.network.name)
@@ -53,8 +62,8 @@ def page(drawn: Drawn, measured: Mapping[str, float]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}: plan</title><style>{style_variables()}{style}</style></head><body>{_MARKERS}"
         f'<header><h1>{title}</h1><p class="muted">{escape(ends)}</p></header>'
-        f"<main>{_facts(drawn, measured)}"
-        f"<h2>Comparison with other plans</h2>{_comparison(drawn, measured)}"
+        f"<main>{_facts(drawn)}"
+        f"<h2>Comparison with other plans</h2>{_comparison(drawn)}"
         f"<h2>Every call</h2>{_legend(rows, drawn)}{drawing.drawing(rows, schedule, _why(drawn))}"
         f"</main><footer>blockconv {__version__}, {escape(target.target_cpu())}, {target.isa().name}; "
         f"{_download(drawn)}</footer></body></html>"
@@ -71,17 +80,16 @@ _MARKERS = (
 # ---------------------------------------------------------------- the plan at a glance
 
 
-def _facts(drawn: Drawn, measured: Mapping[str, float]) -> str:
+def _facts(drawn: Drawn) -> str:
     planned, threads = drawn.planned, drawn.threads
     data = drawn.data
     kinds = [call["kind"] for call in data["calls"]]
     alone, moved = data["choice"]["seconds"], kinds.count("reorder") + kinds.count("copy")
-    took = _own_time(drawn, measured)
     facts = [(f"predicted, {text.threads(threads)}", text.duration(data["predicted"]))]
     if threads != planned.threads:
         facts.append((f"predicted, {text.threads(planned.threads)}", text.duration(alone)))
-    if took is not None:
-        facts.append((f"measured, {text.threads(threads)}", text.duration(took)))
+    if drawn.own_time is not None:
+        facts.append((f"measured, {text.threads(threads)}", text.duration(drawn.own_time)))
     facts += [
         ("kernel calls", str(len(kinds))),
         ("reorders and copies", str(moved)),
@@ -105,11 +113,6 @@ def _sentence(said: str) -> str:
     return f"{said[:1].upper()}{said[1:]}."
 
 
-def _own_time(drawn: Drawn, measured: Mapping[str, float]) -> float | None:
-    """As it was measured in turns with the other plans, if it was; else as its profile has it."""
-    return measured.get(drawn.data["layouts"], drawn.data["measured"])
-
-
 # ---------------------------------------------------------------- other plans
 
 
@@ -126,9 +129,9 @@ class _Compared(NamedTuple):
     colour: str
 
 
-def _plans(drawn: Drawn, measured: Mapping[str, float]) -> list[_Compared]:
+def _plans(drawn: Drawn) -> list[_Compared]:
     """The chosen plan, and the greedy one and each fixed layout at the same costs."""
-    planned = drawn.planned
+    planned, measured = drawn.planned, drawn.measured
     problem = planned.problem
     known = {choice.dst for step in problem.steps for choice in step.choices}
 
@@ -136,16 +139,15 @@ def _plans(drawn: Drawn, measured: Mapping[str, float]) -> list[_Compared]:
         predicted = seconds_of_plan(planned, solution, drawn.threads)
         return _Compared(name, solution, predicted or math.ulp(0), seconds, colour)  # no images take nothing
 
-    own = _own_time(drawn, measured)
-    found = [compared("this plan", planned.solution, own, "var(--wire)")]
+    found = [compared("this plan", planned.solution, drawn.own_time, "var(--wire)")]
     found.append(compared("greedy", greedy(problem), measured.get("greedy"), "var(--wire)"))
     fixed_ones = ((layout, fixed(problem, layout)) for layout in NATIVE if layout in known)
     return found + [compared(f"all {one}", plan, measured.get(one.name), fill(one)) for one, plan in fixed_ones]
 
 
-def _comparison(drawn: Drawn, measured: Mapping[str, float]) -> str:
+def _comparison(drawn: Drawn) -> str:
     planned, threads = drawn.planned, drawn.threads
-    plans = _plans(drawn, measured)
+    plans = _plans(drawn)
     best, worst = min(plan.predicted for plan in plans), max(plan.predicted for plan in plans)
     step, count = _scale(worst / best - 1)
     timed, both = any(plan.measured is not None for plan in plans), threads != planned.threads
