@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -52,13 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     plan_command.add_plan(added("plan", "choose the layouts of a network, and explain the choice"))
     plan_command.add_tune(added("tune", "measure this machine, and the kernels of a network"))
 
-    command = added("layouts", "list the named layouts")
-    command.add_argument("--markdown", action="store_true", help="print a Markdown table")
-    command.set_defaults(run=_layouts)
-
-    command = added("ops", "list the supported ONNX ops")
-    command.add_argument("--markdown", action="store_true", help="print a Markdown table")
-    command.set_defaults(run=_ops)
+    for name, what, run in (("layouts", "named layouts", _layouts), ("ops", "supported ONNX ops", _ops)):
+        command = added(name, f"list the {what}")
+        command.add_argument("--markdown", action="store_true", help="print a Markdown table")
+        command.set_defaults(run=run)
 
     cache_command.add_cache(added("cache", "list or remove the compiled kernels on disk"))
 
@@ -89,32 +86,26 @@ def _layout_rows() -> list[tuple[str, str, str, str, str]]:
 _HEADINGS = ("layout", "tag", "other names", "used for", "kernels")
 
 
-def layouts_markdown() -> str:
-    """The table of layouts that the reference shows."""
-    lines = [_HEADINGS, ("---",) * len(_HEADINGS)]
-    lines += [(f"`{name}`", f"`{tag}`", *rest) for name, tag, *rest in _layout_rows()]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def _layouts(options: argparse.Namespace, console: Console) -> int:
-    if options.markdown:
-        sys.stdout.write(layouts_markdown())
-        return 0
-    table = Table(*_HEADINGS)
-    for row in _layout_rows():
-        table.add_row(*row)
-    console.print(table)
-    return 0
+    code = "`" * options.markdown
+    rows = [(f"{code}{name}{code}", f"{code}{tag}{code}", *rest) for name, tag, *rest in _layout_rows()]
+    return _listed(options, console, _HEADINGS, rows)
 
 
 def _ops(options: argparse.Namespace, console: Console) -> int:
     with needing("ops", "onnx"):
         from blockconv.frontends.onnx import ops as onnx_ops
+    return _listed(options, console, onnx_ops.HEADINGS, onnx_ops.rows())
+
+
+def _listed(options: argparse.Namespace, console: Console, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
+    """Print a table, in Markdown for the reference if the options say so."""
     if options.markdown:
-        sys.stdout.write(onnx_ops.markdown())
+        for line in (heads, ("---",) * len(heads), *rows):
+            sys.stdout.write(f"| {' | '.join(line)} |\n")
         return 0
-    table = Table(*onnx_ops.HEADINGS)
-    for row in onnx_ops.rows():
+    table = Table(*heads)
+    for row in rows:
         table.add_row(*row)
     console.print(table)
     return 0

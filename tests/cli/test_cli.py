@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import blockconv as bc
-from blockconv.__main__ import layouts_markdown, main
+from blockconv.__main__ import main
 from blockconv.cli import arguments
 from blockconv.cli import run as compare_plans
 from blockconv.cli.doctor import findings
@@ -46,7 +46,7 @@ def test_layouts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_table_of_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["layouts", "--markdown"]) == 0
     said = capsys.readouterr().out
-    assert said == layouts_markdown()
+    assert said.startswith("| layout | tag |")
     rows = [line.split("|") for line in said.splitlines()[2:]]
     assert [row[1].strip(" `") for row in rows] == [row.name for row in bc.known_layouts()]
     assert [row[5].strip() == "native" for row in rows] == [bc.Layout(row.name).is_native for row in bc.known_layouts()]

@@ -306,9 +306,3 @@ def _opsets(name: str, since: int) -> str:
         return "any, in models that ONNX Runtime saved" if name in RUNTIMES else ""
     first, last = max(since, min(history)), max(history)
     return f"{first} to {last - 1}" if history[last] else f"from {first}"
-
-
-def markdown() -> str:
-    """The table that the reference shows."""
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *rows()]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
