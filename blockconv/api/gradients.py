@@ -14,7 +14,7 @@ from blockconv.core.checks import Shape, check_extents, check_flag, check_same, 
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_autocast, with_gradient
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem, window_fields
+from blockconv.core.problem import Conv2dBackwardWeightsProblem, Conv2dProblem, transposed_problem, window_fields
 from blockconv.core.types import FLOATS, Types, element
 from blockconv.dispatch.array import NCHW
 from blockconv.dispatch.boundary import output_paddings, read_window
@@ -32,12 +32,10 @@ class _Transposed(CheckedConvolution):
     def _out_channels(self, groups: int) -> int:
         return self.weight.shape[1] * groups
 
-    def _of(self, n: int, sizes: Sequence[int], pads: Any) -> Conv2dBackwardDataProblem:
+    def _of(self, n: int, sizes: Sequence[int], pads: Any) -> Conv2dProblem:
         """The problem with an output of these sizes."""
-        (oc, per_group, kh, kw), (ih, iw) = self.weight.shape, sizes
-        fields = window_fields(self.stride, pads, self.dilation, self.groups)
         with raised_by(self._op):
-            return Conv2dBackwardDataProblem(n, per_group * self.groups, ih, iw, oc, kh, kw, *fields)
+            return transposed_problem(n, self.weight.shape, sizes, self.groups, self.stride, pads, self.dilation)
 
 
 class _ConvTranspose2d(_Transposed):
@@ -48,7 +46,7 @@ class _ConvTranspose2d(_Transposed):
         super().__init__(*given, **options)
         self._output_padding = output_paddings(self._op, output_padding, self.stride, self.dilation)
 
-    def _problem(self, shape: Shape) -> Conv2dBackwardDataProblem:
+    def _problem(self, shape: Shape) -> Conv2dProblem:
         self._check_channels(shape, int(self.weight.shape[0]))
         kernel, sizes, pads = self.weight.shape[2:], [], []
         for k in range(2):
@@ -71,7 +69,7 @@ class _BackwardData(_Transposed):
         self._shape = checked_shape(self._op, "input_shape", input_shape)
         super().__init__(*given, **options)
 
-    def _problem(self, shape: Shape) -> Conv2dBackwardDataProblem:
+    def _problem(self, shape: Shape) -> Conv2dProblem:
         n, channels, *sizes = self._shape
         problem = self._of(n, sizes, self._pads)
         if channels != problem.ic:

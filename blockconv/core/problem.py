@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, cast, get_origin, get_type_hints
 
@@ -288,6 +288,15 @@ class Conv2dBackwardDataProblem(Conv2dProblem):
     def dst_shape(self) -> Shape:
         """The logical shape of the destination, (n, ic, ih, iw)."""
         return super().src_shape
+
+
+def transposed_problem(n: int, wei: Shape, sizes: Sequence[int], groups: int, *window: Any) -> Conv2dProblem:
+    """A transposed convolution by a weight (I, O / groups, KH, KW), whose result has these height and width.
+
+    window: stride, pads and dilation, those of the convolution whose gradient it is.
+    """
+    (ic, per_group, kh, kw), (ih, iw) = wei, sizes
+    return Conv2dBackwardDataProblem(n, per_group * groups, ih, iw, ic, kh, kw, *window_fields(*window, groups))
 
 
 class Conv2dBackwardWeightsProblem(Conv2dProblem):

@@ -14,10 +14,10 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import (
     AdaptivePool2dProblem,
-    Conv2dBackwardDataProblem,
     Conv2dProblem,
     Pool2dProblem,
     PoolKind,
+    transposed_problem,
     window_fields,
 )
 from blockconv.core.python import bounded_cache, zipped
@@ -222,7 +222,7 @@ class ConvTranspose2d(Weighted):
         self.check_types(src, None, wei, bias)
         return src
 
-    def problem(self, src: Shape, wei: Shape) -> Conv2dBackwardDataProblem:
+    def problem(self, src: Shape, wei: Shape) -> Conv2dProblem:
         """The convolution whose input has the shape of this op's output."""
         check_rank(self.op, src, 4)
         if len(wei) != 4 or src[1] != wei[0] or src[1] % self.groups:
@@ -233,9 +233,7 @@ class ConvTranspose2d(Weighted):
         sizes = [size - begin - end for size, (begin, end) in zipped(self.uncut(src[2:], wei[2:]), self.pads)]
         if min(src[2:]) < 1 or min(sizes) < 1:
             raise ArgumentError(self.op, "input", src, f"gives an output of {sizes} pixels, with pads = {self.pads}")
-        (ic, per_group, kh, kw), (ih, iw) = wei, sizes
-        fields = window_fields(self.stride, self.pads, self.dilation, self.groups)
-        return Conv2dBackwardDataProblem(src[0], per_group * self.groups, ih, iw, ic, kh, kw, *fields)
+        return transposed_problem(src[0], wei, sizes, self.groups, self.stride, self.pads, self.dilation)
 
     def uncut(self, sizes: Shape, kernel: Shape) -> list[int]:
         """Height and width of the output without pads."""
