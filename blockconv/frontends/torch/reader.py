@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,9 +30,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import ArgumentError, failing
 from blockconv.core.interop import as_numpy
-from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, NUMBERS, Array, ElementType, element, ieee
-from blockconv.frontends.torch.runner import Nested, as_call
+from blockconv.frontends.torch.runner import Nested, as_call, bound
 from blockconv.network.emitter import Emitter, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import frozen
 from blockconv.network.lowering import Translation
@@ -275,11 +275,11 @@ class Reader:
         operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, (Tensor, Constant))]
         operands = [*dict.fromkeys(operands)]
         inputs = [x if isinstance(x, Tensor) else self.constant(x.array, x.name) for x in operands]
-        made = _results(node.target, args, kwargs, dict(zipped(operands, inputs)))
         try:
             model = as_call(node.target, args, kwargs, {x: k for k, x in enumerate(operands)}, node.name)
         except (KeyError, TypeError) as error:
             raise Unsupported(f"an operand, {error}") from None
+        made = _results(model, inputs)
         several = isinstance(made, (tuple, list))
         read = {user.args[1] for user in node.users if user.target is operator.getitem} if several else {0}
         kinds, shapes = (str(node.target).rpartition(".")[0],), tuple(x.shape for x in inputs)
@@ -333,27 +333,13 @@ def _outputs_read(node: Any) -> set[int]:
     return {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
 
 
-def _results(target: Any, args: Any, kwargs: Any, inputs: Mapping[Any, Tensor]) -> Any:
-    """The results of an op for inputs of these shapes and types, as fake tensors."""
-
-    def fake(x: Any) -> Any:
-        if isinstance(x, Nested):
-            found = run(x.target, x.args, x.kwargs)
-            return found if x.output is None else found[x.output]
-        if not isinstance(x, (Tensor, Constant)):
-            return x
-        return torch.zeros(inputs[x].shape, dtype=getattr(torch, inputs[x].type.name), device="cpu")
-
-    def run(target: Any, *given: Any) -> Any:
-        args, kwargs = tree_map(fake, given, is_leaf=_is_nested)
-        return target(*args, **kwargs)
-
-    dtypes = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.dtype)]
-    # Fake tensors do not tell that they are quantized, so zeros stand for these.
-    is_quantized = any(str(dtype).startswith("torch.q") for dtype in dtypes)
+def _results(model: bytes, inputs: Iterable[Tensor]) -> Any:
+    """The results of a call (`as_call`) for inputs of these shapes and types, as fake tensors."""
+    is_quantized = b'"dtype": "q' in model  # which fake tensors do not tell, so zeros stand for these
     try:
         with contextlib.nullcontext() if is_quantized else FakeTensorMode(), torch.no_grad():
-            return run(target, args, kwargs)
+            zeros = [torch.zeros(x.shape, dtype=getattr(torch, x.type.name), device="cpu") for x in inputs]
+            return bound(json.loads(model))(zeros)
     except (DataDependentOutputException, DynamicOutputShapeException):
         raise Unsupported("shapes that depend on data") from None
     except failing(RuntimeError) as error:  # the op takes no inputs of these shapes

@@ -113,7 +113,7 @@ class Session:
         self._calls = []
         for k, (call, reads, writes) in enumerate(known["calls"]):
             spent = [name for name in dict.fromkeys(reads) if last[name] == k and name not in self.outputs]
-            self._calls.append((call[0], _bound(call), reads, writes, spent))
+            self._calls.append((call[0], bound(call), reads, writes, spent))
 
     def run(self, addresses: Sequence[int]) -> None:
         """See `foreign.Session`."""
@@ -135,7 +135,7 @@ class Session:
                 _tensor(at, *type).copy_(values[one])
 
 
-def _bound(call: Any) -> Callable[[Sequence[Any]], Any]:
+def bound(call: Any) -> Callable[[Sequence[Any]], Any]:
     """The op of a call, with all arguments but the tensors. Raises UnsupportedError for one that writes its inputs."""
     title, args, kwargs = call[:3]
     op = op_of(title)
@@ -150,7 +150,7 @@ def _bound(call: Any) -> Callable[[Sequence[Any]], Any]:
             return value
         ((kind, what),) = value.items()
         if kind == "call":
-            found = _bound(what)(tensors)
+            found = bound(what)(tensors)
             return found if what[3] is None else found[what[3]]
         if kind == "complex":
             return complex(*what)
