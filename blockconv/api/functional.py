@@ -18,6 +18,7 @@ from blockconv.api.convolution import convolution_frame
 from blockconv.api.frame import by_axes
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
+from blockconv.core.files import StrPath
 from blockconv.core.interop import as_autocast, as_numpy, like, with_gradient
 from blockconv.core.layout import NATIVE, Layout, read_layout
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, ReorderProblem
@@ -232,7 +233,7 @@ def explain(
     src: Layout | str | None = None,
     dst: Layout | str | None = None,
     dtype: str = "float32",
-    machine: str | os.PathLike[str] | None = None,
+    machine: StrPath | None = None,
 ) -> Explanation:
     """A table of all kernels for a problem: the predicted time of each, or why it does not take the problem.
 

@@ -19,6 +19,8 @@ from blockconv.core.errors import FAILURES, ArgumentError, UnsupportedError, fai
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
+StrPath = str | os.PathLike[str]
+
 # NumPy and Python raise these for a damaged zip, array or text.
 DAMAGED = (*FAILURES, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from blockconv.core import target
 from blockconv.core.checks import Shape, check_bytes, check_extents, check_same, read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
-from blockconv.core.files import as_path, reading, replacing
+from blockconv.core.files import StrPath, as_path, reading, replacing
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, read_layout, row_major
 from blockconv.core.python import bounded_cache
@@ -154,7 +153,7 @@ class BlockedArray:
             )
         return self.storage.reshape(height, width, 4)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write storage, layout, shape, dtype and zero point to an .npz file, which replaces `path` when complete."""
         with replacing("BlockedArray.save", path) as file:
             np.savez(
@@ -167,7 +166,7 @@ class BlockedArray:
             )
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> BlockedArray:
+    def load(cls, path: StrPath) -> BlockedArray:
         """Read a file of `save`. Raises ArgumentError for any other file."""
         op = "BlockedArray.load"
         with open(as_path(op, path), "rb") as opened, reading(op, path), np.load(opened, allow_pickle=False) as file:

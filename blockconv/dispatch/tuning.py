@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError, failing
+from blockconv.core.files import StrPath
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem, ReorderProblem
 from blockconv.core.types import Types
@@ -87,7 +88,7 @@ class Costs:
             self._new = {}
 
 
-def read_costs(table: str | os.PathLike[str] | Mapping[str, float] | None) -> dict[str, float]:
+def read_costs(table: StrPath | Mapping[str, float] | None) -> dict[str, float]:
     """A user's own costs: seconds, as `Plan.cost_table` gives them, or the path of a JSON file of them."""
     if table is None:
         return {}

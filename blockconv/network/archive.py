@@ -4,7 +4,6 @@ import base64
 import dataclasses
 import functools
 import json
-import os
 from collections.abc import Sequence
 from types import UnionType
 from typing import Any, BinaryIO, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -15,7 +14,7 @@ from blockconv._version import __version__
 from blockconv.core.activation import Activation
 from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import NetworkError, short
-from blockconv.core.files import as_path, reading, replacing
+from blockconv.core.files import StrPath, as_path, reading, replacing
 from blockconv.core.python import zipped
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import element, numpy_dtype
@@ -30,7 +29,7 @@ _ATTRIBUTES: dict[str, Any] = {name: each for name, each in vars(ops).items() if
 _RECORDS: dict[str, Any] = {**_ATTRIBUTES, "Activation": Activation}
 
 
-def write(path: str | os.PathLike[str], network: Network, extra: dict[str, Any]) -> None:
+def write(path: StrPath, network: Network, extra: dict[str, Any]) -> None:
     """Write a network, and `extra`, which JSON can hold.
 
     A file cannot plan a network's rest again: another library runs all of it. Nor can it read a model again for other
@@ -61,7 +60,7 @@ def write(path: str | os.PathLike[str], network: Network, extra: dict[str, Any])
         np.savez(file, network=np.frombuffer(json.dumps(described).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Network, dict[str, Any]]:
+def read(path: StrPath) -> tuple[Network, dict[str, Any]]:
     """The content that `write` wrote. Raises ArgumentError for any other file, and OSError if it cannot be
     opened."""
     with open(as_path("Plan.load", path), "rb") as file, reading("Plan.load", path):

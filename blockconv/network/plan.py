@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ import numpy as np
 
 from blockconv.core.checks import Shape, axes_remedy, check_flag, whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, short, warn
-from blockconv.core.files import as_path, reading, replacing
+from blockconv.core.files import StrPath, as_path, reading, replacing
 from blockconv.core.heavy_work import garbage_at_the_end
 from blockconv.core.interop import as_numpy, first_tensor, like
 from blockconv.core.layout import Layout
@@ -63,7 +62,7 @@ def compile(
     input_shapes: Any = None,
     threads: int | None = None,
     accuracy: str | float = "default",
-    costs: str | os.PathLike[str] | Mapping[str, float] | OwnCosts | None = None,
+    costs: StrPath | Mapping[str, float] | OwnCosts | None = None,
     precision: FloatType = "float32",
 ) -> Plan:
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
@@ -237,7 +236,7 @@ class Plan:
         """A copy holds what `save` writes, nothing of this process, and is bound where it is made."""
         return _made_again, (type(self), self.network, self.options_with_choices())
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write the network with its weights, the options of `compile`, and the chosen kernels and layouts.
 
         path: the file. A complete one takes its place, so others never read a part.
@@ -248,7 +247,7 @@ class Plan:
         archive.write(path, self.network, {"options": options.written(), "chosen": options.chosen})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], threads: int | None = None) -> Plan:
+    def load(cls, path: StrPath, threads: int | None = None) -> Plan:
         """Read a file of `save`.
 
         path: the file.
@@ -605,7 +604,7 @@ class Plan:
         """
         return collected(self.planned, self._first.schedule, self.options, self.weights_nbytes, self._profiled)
 
-    def report(self, path: str | os.PathLike[str], measured: Mapping[str, float] | None = None) -> None:
+    def report(self, path: StrPath, measured: Mapping[str, float] | None = None) -> None:
         """Write the plan as a self-contained HTML page, or as the data of `to_dict` if the path ends in ".json".
 
         path: the file.
@@ -625,7 +624,7 @@ class Plan:
         if suffix == ".json":
             written = json.dumps(data, indent=1, allow_nan=False)
         else:
-            written = report.page(report.Drawn(data, self.planned, bound.schedule), known)
+            written = report.page(report.Drawn(data, self.planned, bound.schedule, known))
         with replacing("report", path) as file:
             file.write(written.encode())
 

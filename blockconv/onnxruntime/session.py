@@ -13,6 +13,7 @@ import numpy as np
 
 from blockconv.core import target
 from blockconv.core.errors import ArgumentError, BlockconvError, NetworkError, UnsupportedError, warn
+from blockconv.core.files import StrPath
 from blockconv.core.python import zipped
 from blockconv.core.types import Array
 from blockconv.frontends.onnx import open_onnx
@@ -60,7 +61,7 @@ class InferenceSession:
 
     def __init__(
         self,
-        path_or_bytes: str | os.PathLike[str] | bytes,
+        path_or_bytes: StrPath | bytes,
         sess_options: SessionOptions | None = None,
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,

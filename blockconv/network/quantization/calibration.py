@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
-from blockconv.core.files import as_path, reading, replacing
+from blockconv.core.files import StrPath, as_path, reading, replacing
 from blockconv.core.interop import as_numpy
 from blockconv.core.record import frozen
 from blockconv.core.types import Array
@@ -52,13 +51,13 @@ class Calibration:
                 rule = "has to be a pair of finite numbers, the smaller one first"
                 raise ArgumentError("Calibration", f"ranges[{name!r}]", (low, high), rule, "give samples without NaNs")
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write it as JSON."""
         with replacing("Calibration.save", path) as file:
             file.write(json.dumps({"method": self.method, "ranges": dict(self.ranges)}, indent=1).encode())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Calibration:
+    def load(cls, path: StrPath) -> Calibration:
         """Read a file of `save`. Raises ArgumentError for any other file."""
         text = as_path("Calibration.load", path).read_bytes()
         with reading("Calibration.load", path):
