@@ -146,9 +146,8 @@ class Emitter:
         node = self.nodes[at]
         self.nodes[at] = replace(node, output=new)
         for k in range(at + 1, len(self.nodes)):
-            reads = self.nodes[k].inputs
-            if old in reads:
-                self.nodes[k] = replace(self.nodes[k], inputs=tuple(new if name == old else name for name in reads))
+            if old in self.nodes[k].inputs:
+                self.nodes[k] = self.nodes[k].reading({old: new})
         return self._known(Tensor(new, tensor.shape, tensor.type))
 
     def output(self, name: str) -> str:

@@ -66,6 +66,10 @@ class Node:
         """Look up its inputs, and its parameters, among values by name."""
         return [values[name] for name in self.inputs], [values[name] for name in self.parameters]
 
+    def reading(self, names: Mapping[str, str]) -> Node:
+        """The node, which reads other values. names: by those that it reads now."""
+        return replace(self, inputs=tuple(names.get(name, name) for name in self.inputs))
+
     def __str__(self) -> str:
         return f"node {self.name!r} ({self.op})"
 
@@ -182,13 +186,20 @@ class Network:
         outputs: Iterable[str] | None = None,
         merged: Mapping[str, str] | None = None,
     ) -> Network:
-        """A checked copy with other nodes, constants or outputs. Its front end cannot remake it."""
+        """A checked copy with other nodes, constants or outputs, without constants that nothing reads.
+
+        Its front end cannot remake it.
+        """
+        nodes = self.nodes if nodes is None else tuple(nodes)
+        outputs = self.outputs if outputs is None else tuple(outputs)
+        read = {name for node in nodes for name in node.operands}.union(outputs)
+        held = (self.constants if constants is None else constants).items()
         return replace(
             self,
             remake=None,
-            nodes=self.nodes if nodes is None else tuple(nodes),
-            constants=self.constants if constants is None else constants,
-            outputs=self.outputs if outputs is None else tuple(outputs),
+            nodes=nodes,
+            constants={name: value for name, value in held if name in read},
+            outputs=outputs,
             merged=self.merged if merged is None else merged,
         )
 

@@ -140,7 +140,7 @@ def affine_into_dynamic(edit: Edit, node: Node, a: Affine, conv: Node, b: Dynami
     """A scale and a shift of channels are part of the convolution before them."""
     if not b.activation.is_identity or b.dtype != "float32" or len(conv.inputs) > 2:
         return False
-    scale, shift = (each.astype(np.float64) for each in edit.parameters(node))
+    scale, shift = edit.factors(node)
     if len(conv.parameters) > 1:
         shift = edit.constants[conv.parameters[1]] * scale + shift
     bias, given = simplify.stored(shift, edit.type(node.output)), b.wei

@@ -58,17 +58,13 @@ def _without_empty(network: Network) -> Network:
     for node in network.nodes:
         if node.output in empty:
             continue
-        inputs = tuple(names.get(name, name) for name in node.inputs)
         if isinstance(node.attributes, Concat):
-            inputs = tuple(name for name in node.inputs if name not in empty)
-        operands = [constants.get(name) for name in (*inputs, *node.parameters)]
-        known = [value for value in operands if value is not None]
-        folds = node.attributes.folds and not tensors[node.output].type.is_packed
-        if len(known) == len(operands) and folds:
-            value = computed(node, known[: len(inputs)], known[len(inputs) :])
-            constants[node.output] = held(value, tensors[node.output].type)
+            node = replace(node, inputs=tuple(name for name in node.inputs if name not in empty))
+        node, type = node.reading(names), tensors[node.output].type
+        if node.attributes.folds and not type.is_packed and constants.keys() >= {*node.operands}:
+            constants[node.output] = held(computed(node, *node.among(constants)), type)
         else:
-            nodes.append(replace(node, inputs=inputs))
+            nodes.append(node)
     return drop_dead_code(network.changed(nodes, constants))
 
 
@@ -123,9 +119,9 @@ def _with_conversions(network: Network, word: str, wrapped: Callable[[Node], _Wr
         for name in [name for name in found.before if name not in converted]:
             converted[name] = take_name(f"{name}.{word}", taken)
             nodes.append(conversion(found.before[name], name, converted[name]))
-        inputs = tuple(converted[name] if name in found.before else name for name in node.inputs)
         output = node.output if found.after is None else take_name(f"{node.output}.{word}", taken)
-        nodes.append(replace(node, attributes=found.attributes, inputs=inputs, output=output))
+        reading = node.reading({name: converted[name] for name in found.before})
+        nodes.append(replace(reading, attributes=found.attributes, output=output))
         if found.after is not None:
             nodes.append(conversion(found.after, output, node.output))
     return network.changed(nodes)

@@ -83,7 +83,7 @@ def merge_equal(network: Network) -> Network:
     values: dict[str, str] = {}  # that go, and what is read in their place
     nodes, merged = [], dict(network.merged)
     for node in network.nodes:
-        node = replace(node, inputs=tuple(values.get(name, name) for name in node.inputs))
+        node = node.reading(values)
         key = node.attributes, repr(node.attributes), node.inputs, node.parameters  # 0.0 and -0.0 are equal
         first = kept.setdefault(key, node) if node.attributes.folds else node
         if first is node or node.output in network.outputs:
@@ -171,7 +171,7 @@ def _affine_into_conv(
 ) -> bool:
     if not b.activation.is_identity:
         return False
-    scale, shift = (each.astype(np.float64) for each in edit.parameters(node))
+    scale, shift = edit.factors(node)
     if len(conv.inputs) > 1 and simplify.even(scale) != 1:  # it would scale the residual
         return False
     weight, *bias = edit.parameters(conv)
@@ -253,7 +253,7 @@ def _branch(edit: Edit, name: str, beside: Found, dtype: FloatType = "float32") 
     if own.stride != (1, 1) or edit.shape(source)[1] != oc or narrow:
         return None
     if affine and affine.inputs == (source,) and affine.attributes.activation.is_identity:
-        scale, shift = (each.astype(np.float64) for each in edit.parameters(affine))
+        scale, shift = edit.factors(affine)
     elif name == source:
         scale, shift = np.ones(oc), np.zeros(oc)
     else:

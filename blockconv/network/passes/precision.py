@@ -81,13 +81,12 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
     wanted = dict.fromkeys([*network.outputs, *(name for node in foreign for name in node.inputs)])
     made = [name for name in wanted if name in narrow and any(node.output == name for node in own)]
     nodes += [Node(take_name(f"{name}.float32", taken), Cast("float32"), (narrow[name],), name) for name in made]
-    read = {name for node in nodes for name in node.operands} | set(network.outputs)
-    constants = {name: value for name, value in network.constants.items() if name in read}
+    read = {name for node in nodes for name in node.operands}
     halves = [name for name in network.constants if narrow.get(name) in read]
-    constants |= {narrow[name]: network.constants[name].astype(numpy_dtype(dtype)) for name in halves}
+    stored_halves = {narrow[name]: network.constants[name].astype(numpy_dtype(dtype)) for name in halves}
     for name in halves:
-        _check_factor(network, name, constants[narrow[name]])
-    return network.changed(nodes, constants)
+        _check_factor(network, name, stored_halves[narrow[name]])
+    return network.changed(nodes, {**network.constants, **stored_halves})
 
 
 def _check_factor(network: Network, name: str, stored: Array) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from blockconv.core.checks import Axes, Names, Pair, Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.python import bounded_cache
@@ -77,6 +79,10 @@ class Edit:
         """The elements of a node's parameters."""
         return [self.constants[name] for name in node.parameters]
 
+    def factors(self, node: Node) -> list[Array]:
+        """The same in float64."""
+        return [each.astype(np.float64) for each in self.parameters(node)]
+
     def constant_operands(self, node: Node) -> Iterator[tuple[int, str, Array]]:
         """(its number, the other operand, its elements) of each constant among two operands, the second one first."""
         for at in (1, 0):
@@ -145,8 +151,7 @@ class Edit:
         for name, reader in self.nodes.items():
             if node.output in reader.inputs:
                 self._forget(reader)
-                inputs = tuple(source if value == node.output else value for value in reader.inputs)
-                self.nodes[name] = replace(reader, inputs=inputs)
+                self.nodes[name] = reader.reading({node.output: source})
                 self._remember(self.nodes[name])
         return True
 
@@ -177,13 +182,10 @@ class Edit:
         return self.replace((before, node), first, replace(before, inputs=(value,), output=node.output))
 
     def done(self) -> Network:
-        """The network as it is now, without constants that nothing reads."""
+        """The network as it is now."""
         if not self.changes:
             return self.network
-        read = {name for node in self.nodes.values() for name in node.operands}
-        read |= set(self.network.outputs)
-        constants = {name: value for name, value in self.constants.items() if name in read}
-        return self.network.changed(self.nodes.values(), constants, merged=self.merged)
+        return self.network.changed(self.nodes.values(), self.constants, merged=self.merged)
 
     def _forget(self, node: Node) -> None:
         for name in node.operands:
@@ -261,12 +263,11 @@ def drop_dead_code(network: Network) -> Network:
     needed = set(network.outputs)
     for node in reversed(network.nodes):
         if node.output in needed:
-            needed |= {*node.inputs, *node.parameters}
+            needed.update(node.operands)
     kept = [node for node in network.nodes if node.output in needed]
-    constants = {name: value for name, value in network.constants.items() if name in needed}
-    if len(kept) == len(network.nodes) and len(constants) == len(network.constants):
+    if len(kept) == len(network.nodes) and needed.issuperset(network.constants):
         return network
-    return network.changed(kept, constants)
+    return network.changed(kept)
 
 
 # ---------------------------------------------------------------- the same for other sizes

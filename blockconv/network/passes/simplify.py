@@ -304,7 +304,7 @@ def _bound_is_clip(edit: Edit, node: Node, a: Binary) -> bool:
 
 def joined_factors(edit: Edit, before: Node, node: Node) -> tuple[Array, Array]:
     """One scale and shift in place of those of two nodes."""
-    (s0, t0), (s1, t1) = ([each.astype(np.float64) for each in edit.parameters(n)] for n in (before, node))
+    (s0, t0), (s1, t1) = map(edit.factors, (before, node))
     return s0 * s1, t0 * s1 + t1
 
 

@@ -107,7 +107,7 @@ def rewritten(
         names[name] = f"{name}.dequantized"
         nodes += _there_and_back(name, names[name], name, values[name])
     for node in network.nodes:
-        made = replace(node, inputs=tuple(names.get(name, name) for name in node.inputs))
+        made = node.reading(names)
         if isinstance(node.attributes, Conv2d) and node.name not in excluded and node.src in values:
             scale = values[node.src].quantization.scale
             made, before = _with_integer_weights(made, constants, float(scale), weights)
