@@ -5,8 +5,8 @@ session reads and writes memory that the plan has, in row-major order, so nothin
 
 A runner is a module, which is imported when a network needs it. It has
 
-- `joined(network, nodes, threads)`: the `ForeignPart` of some foreign nodes, ready to run. Raises UnsupportedError,
-  which names the ops, where nothing runs it.
+- `foreign_part(network, nodes, threads)`: the `ForeignPart` of some foreign nodes, ready to run. Raises
+  UnsupportedError, which names the ops, where nothing runs it.
 - `computed(node, inputs)`: the output of a `Foreign` by itself.
 """
 

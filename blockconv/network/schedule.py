@@ -248,7 +248,7 @@ class _Scheduler:
     def run_part(self, nodes: Sequence[Node], cost: float) -> None:
         """Foreign nodes as one part."""
         first = nodes[0]
-        part = foreign.runner(first.attributes.library).joined(self.network, nodes, self.threads)  # type: ignore[attr-defined]
+        part = foreign.runner(first.attributes.library).foreign_part(self.network, nodes, self.threads)  # type: ignore[attr-defined]
         reads, writes = (
             tuple((name, row_major(len(self.network.shape(name)))) for name in names)
             for names in (part.inputs, part.outputs)

@@ -113,7 +113,7 @@ def parsed(model: bytes) -> Any:
     return onnx.load_model_from_string(model)
 
 
-def joined(
+def foreign_part(
     network: Any, nodes: Sequence[Any], threads: int, most: float = math.inf, optimized: bool = True
 ) -> ForeignPart:
     """The part of some foreign nodes of a network. Constants of up to `most` elements are the model's own."""
@@ -161,7 +161,7 @@ def check_foreign(network: Any) -> None:
     """Raise UnsupportedError, which names the ops, if nothing here runs a network's foreign nodes."""
     nodes = [node for node in network.nodes if node.op == "foreign"]
     if nodes:
-        joined(network, nodes, 1, CHECKED, optimized=False)
+        foreign_part(network, nodes, 1, CHECKED, optimized=False)
     if network.rest is not None and not has_onnx_runtime() and not NUMPY_OPS.issuperset(network.rest.kinds):
         raise UnsupportedError(f"blockconv has no op for {counted(network.rest.kinds)}; {REMEDY}")
 

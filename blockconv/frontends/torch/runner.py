@@ -81,7 +81,7 @@ def _is_random(op: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
-def joined(network: Any, nodes: Sequence[Any], threads: int) -> ForeignPart:
+def foreign_part(network: Any, nodes: Sequence[Any], threads: int) -> ForeignPart:
     """The part of some foreign nodes of a network. PyTorch has its own number of threads."""
     steps: dict[tuple[bytes, Names], list[tuple[int, str]]] = {}  # outputs of each call, with their numbers
     for node in nodes:  # equal nodes are one call, whose output has several names
