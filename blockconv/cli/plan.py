@@ -13,7 +13,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.files import replacing
 from blockconv.core.types import FloatType
 from blockconv.dispatch import measuring, tuning
-from blockconv.machine.profile import VARIABLE
+from blockconv.machine import profile
 from blockconv.network.plan import compile
 from blockconv.network.planning.planned import Layouts
 from blockconv.runtime import get_num_threads
@@ -39,7 +39,8 @@ def add_plan(command: argparse.ArgumentParser) -> None:
 def add_tune(command: argparse.ArgumentParser) -> None:
     """The command line of `tune`."""
     add_model(command, "an ONNX model, whose candidate kernels are measured too")
-    text = f"measure the profile of this machine and write it to FILE; {VARIABLE}=FILE then uses it for costs and tiles"
+    used = f"{profile.VARIABLE}=FILE then uses it for costs and tiles"
+    text = f"measure the profile of this machine and write it to FILE; {used}"
     command.add_argument("--profile", type=written, metavar="FILE", help=text)
     text = "the number of measured profiles; FILE gets the median of each time (default: 3)"
     command.add_argument("--runs", type=positive, default=3, help=text)
@@ -88,7 +89,7 @@ def _tune(options: argparse.Namespace, console: Console) -> int:
             known = measuring.measure(options.runs)
         with replacing("tune", options.profile) as file:
             file.write(known.to_json().encode())
-        console.print(f"written: {options.profile}; {VARIABLE}={options.profile} uses it for costs and tiles")
+        console.print(f"written: {options.profile}; {profile.VARIABLE}={options.profile} uses it for costs and tiles")
         return 0
     with Steps(1 if options.model is None else 2) as steps:
         steps.begin("measuring a convolution and a copy")

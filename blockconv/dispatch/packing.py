@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,11 +43,15 @@ def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: 
     shape, transform = problem.grouped_wei_shape, form.transform
     if transform is not None and source == form.layout:
         return Packing(Program((transform.launch(problem),)), transform.nbytes(problem), 0)
-    first, nbytes = reorder_program(shape, source, form.layout, itemsize), form.packed_bytes(problem, itemsize)
+    return _reordered(problem, form, itemsize, reorder_program(shape, source, form.layout, itemsize).launches)
+
+
+def _reordered(problem: Conv2dProblem, form: WeightForm, itemsize: int, launches: Sequence[Launch]) -> Packing:
+    """How to pack weights that these launches bring into a form's layout."""
+    transform, nbytes = form.transform, form.packed_bytes(problem, itemsize)
     if transform is None:
-        return Packing(first, nbytes, 0)
-    then = transform.launch(problem).with_buffers({0: 2})
-    launches = [*(launch.with_buffers({1: 2}) for launch in first.launches), then]
+        return Packing(Program(launches), nbytes, 0)
+    launches = [*(launch.with_buffers({1: 2}) for launch in launches), transform.launch(problem).with_buffers({0: 2})]
     return Packing(Program(launches), transform.nbytes(problem), nbytes)
 
 
@@ -82,7 +87,7 @@ def _packing_of_piece(piece: TapsPiece, source: Layout, shape: Shape, itemsize: 
     """
     assert piece.taps is not None
     form, problem, ((row, down), (col, along)) = piece.form, piece.problem, piece.taps
-    transform, nbytes = form.transform, form.packed_bytes(problem, itemsize)
+    transform = form.transform
     turned = None if transform is None else transform.turned
     reversed_taps = tuple((k - 1, -1) for k in shape[3:])
     if turned and transform and source in (form.layout, _CHANNELS_LAST) and piece.taps == reversed_taps:
@@ -97,13 +102,10 @@ def _packing_of_piece(piece: TapsPiece, source: Layout, shape: Shape, itemsize: 
     begins = source.offset(shape, (0, 0, 0, *first)), form.layout.offset(inner, (0, 0, 0, *to))
     moved = {
         0: (itemsize * begins[0], itemsize * source.size(shape)),
-        1: (itemsize * begins[1], nbytes),
+        1: (itemsize * begins[1], form.packed_bytes(problem, itemsize)),
     }
     launches = [launch.with_offsets(moved) for launch in reorder_program(inner, src, dst, itemsize).launches]
-    if transform is None:
-        return Packing(Program(launches), nbytes, 0)
-    launches = [*(launch.with_buffers({1: 2}) for launch in launches), transform.launch(problem).with_buffers({0: 2})]
-    return Packing(Program(launches), transform.nbytes(problem), nbytes)
+    return _reordered(problem, form, itemsize, launches)
 
 
 def packing_launches(
