@@ -165,6 +165,16 @@ def checked_number(op: str, name: str, value: object) -> float:
         raise ArgumentError(op, name, value, "must be a number") from None
 
 
+def of_rank(shape: Shape, rank: int) -> Shape:
+    """A shape with ones in front of it, as NumPy broadcasts it to a rank."""
+    return (1,) * (rank - len(shape)) + shape
+
+
+def axis_shape(axis: int, rank: int) -> Shape:
+    """For `reshape`: the shape in which one number for each index of an axis broadcasts over a value of a rank."""
+    return -1, *(1,) * (rank - 1 - axis)
+
+
 def broadcast(op: str, argument: str, a: Shape, b: Shape) -> Shape:
     """The shape of two that NumPy broadcasts."""
     if a == b:

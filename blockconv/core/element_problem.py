@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from blockconv.core.checks import Shape, broadcast, check_axis, checked_shape, set_field
+from blockconv.core.checks import Shape, broadcast, check_axis, checked_shape, of_rank, set_field
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import OpProblem
 from blockconv.core.python import zipped
@@ -44,7 +44,7 @@ class ElementsProblem(OpProblem):
         rank = len(functools.reduce(functools.partial(broadcast, self.op, "operands"), shapes))
         if self.kind == "affine" and rank < 2:
             raise ArgumentError(self.kind, "operands", self.shapes, "must have a channel axis, axis 1")
-        set_field(self, "shapes", tuple((1,) * (rank - len(shape)) + shape for shape in shapes))
+        set_field(self, "shapes", tuple(of_rank(shape, rank) for shape in shapes))
 
     @property
     def src_shape(self) -> Shape:

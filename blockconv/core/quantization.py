@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.activation import Activation, ActivationKind
-from blockconv.core.checks import whole
+from blockconv.core.checks import axis_shape, whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.record import frozen
 from blockconv.core.types import Array, ArrayDtype, ElementType, Types, element
@@ -124,7 +124,7 @@ def real(x: Array, given: Quantization, axis: int = 0) -> npt.NDArray[np.float32
     """The real numbers that integers stand for."""
     scale = given.scale
     if scale.ndim:
-        scale = scale.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
+        scale = scale.reshape(axis_shape(axis, x.ndim))
     return difference(x, given) * scale
 
 

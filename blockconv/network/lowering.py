@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from blockconv.core.activation import activation
-from blockconv.core.checks import MOST_DIMENSIONS, Pair, Shape
+from blockconv.core.checks import MOST_DIMENSIONS, Pair, Shape, of_rank
 from blockconv.core.element_problem import IndexProblem
 from blockconv.core.eltwise_problem import RecurrentKind
 from blockconv.core.errors import NetworkError
@@ -283,7 +283,7 @@ class Translation:
         """x broadcast to `shape`: by copies if large, floats times ones, others with zeros. Arithmetic reads x."""
         if np.broadcast_shapes(x.shape, shape) != shape:
             raise self.error("shape", shape, f"has to be a shape that {x.shape} broadcasts to")
-        same = (1,) * (len(shape) - x.rank) + x.shape
+        same = of_rank(x.shape, len(shape))
         if same == shape:
             return self.reshape(x, shape, helps=False)
         if x.type.name not in NUMBERS or 0 in shape:

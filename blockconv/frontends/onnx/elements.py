@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from blockconv.core.checks import axis_shape
 from blockconv.core.element_problem import ScatterKind
 from blockconv.core.types import COUNTED, FLOATS, WHOLE
 from blockconv.frontends.onnx.scope import Call, lowered, op
@@ -85,7 +86,7 @@ def _one_hot(call: Call) -> Tensor:
     axis = call.axis(call["axis"], rank + 1)
     wide = call.reshape(call.converted(indices, "int64"), (*indices.shape[:axis], 1, *indices.shape[axis:]))
     wide = call.where(call.less(wide, 0), call.add(wide, depth), wide)
-    places = np.arange(depth, dtype=np.int64).reshape(-1, *(1,) * (rank - axis))
+    places = np.arange(depth, dtype=np.int64).reshape(axis_shape(axis, rank + 1))
     off, on = (call.gathered(values, 0, np.asarray(k)) for k in (0, 1))
     return call.where(call.equal(wide, call.constant(places, "places")), on, off)
 

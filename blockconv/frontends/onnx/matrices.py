@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from blockconv.core.checks import Axes, Pair
+from blockconv.core.checks import Axes, Pair, of_rank
 from blockconv.core.python import zipped
 from blockconv.core.types import Array
 from blockconv.frontends.onnx.scope import Call, op
@@ -215,7 +215,7 @@ def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
     if a.shape[-1:] != (k,):
         raise call.error("input", a.shape, f"has {a.shape[-1:]} columns, and the second matrices have {k} rows")
     groups, count, axes = math.prod(given), math.prod(common), range(len(common))
-    wide = (*(1,) * (len(common) - len(given)), *given)
+    wide = of_rank(tuple(given), len(common))
     order = sorted(axes, key=lambda axis: wide[axis] != common[axis])  # what A has first: an A is a group
 
     def change(b: Array) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Shape, axis_shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, INTEGERS, NIBBLES, Array, element
@@ -105,9 +105,7 @@ def as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequa
     """
     if value.dtype == np.int32:
         return Dequantized(value, ops.Dequantize(Quantization(scale), axis)) if not zero_point.any() else None
-    along = (
-        zero_point.reshape((-1,) + (1,) * (value.ndim - 1 - axis)) if zero_point.size > 1 else zero_point.reshape(-1)
-    )
+    along = zero_point.reshape(axis_shape(axis, value.ndim)) if zero_point.size > 1 else zero_point.reshape(-1)
     if zero_point.size > 1 and (axis >= value.ndim or zero_point.size != value.shape[axis]):
         return None
     wide = value.astype(np.int16) - (along.astype(np.int16) if along.size > 1 else np.int16(along[0]))
@@ -197,7 +195,7 @@ def _along(call: Call, shape: Shape, scale: Array, zero_point: Array) -> tuple[A
     axis = call.axis(call["axis"], rank)
     if not size:
         _axis_of(call, shape, scale, zero_point)
-        along = (-1,) + (1,) * (rank - 1 - axis)
+        along = axis_shape(axis, rank)
         return scale.reshape(along), np.broadcast_to(zero_point, scale.shape).reshape(along)
     blocks = (*shape[:axis], -(-shape[axis] // size), *shape[axis + 1 :])
     if size < 0 or scale.shape != blocks or zero_point.shape not in ((), blocks):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Shape, axis_shape
 from blockconv.core.element_problem import GradientKind
 from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, Array
@@ -81,7 +81,7 @@ def _elu(call: Call) -> Tensor:
 @op("_prelu_kernel")
 def _prelu(call: Call) -> Tensor:
     x, slope = call.x, call.array("weight")
-    return call.leaky(x, slope.reshape(-1, *(1,) * (x.rank - 2)) if slope.ndim == 1 < x.rank else slope)
+    return call.leaky(x, slope.reshape(axis_shape(1, x.rank)) if slope.ndim == 1 < x.rank else slope)
 
 
 @op("pow")

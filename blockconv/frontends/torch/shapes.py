@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from blockconv.core.checks import Pair
+from blockconv.core.checks import Pair, of_rank
 from blockconv.core.python import zipped
 from blockconv.frontends.torch.elements import as_numbers, flow_indices
 from blockconv.frontends.torch.reader import Call, Constant, Value, hint, of_numbers, op, stand_in
@@ -50,7 +50,7 @@ def _expand(call: Call) -> Tensor:
 @of_numbers("repeat")
 def _repeat(call: Call) -> Tensor:
     x, counts = call.x, tuple(call["repeats"])
-    return call.repeated(call.reshape(x, (1,) * (len(counts) - x.rank) + x.shape), counts)
+    return call.repeated(call.reshape(x, of_rank(x.shape, len(counts))), counts)
 
 
 @of_numbers("index")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blockconv.core.checks import Pair, Shape
+from blockconv.core.checks import Pair, Shape, axis_shape
 from blockconv.core.eltwise_problem import (
     Coordinates,
     LrnProblem,
@@ -123,7 +123,7 @@ class Resize(_OfFloats):
             if self.mode == "nearest":
                 (x,) = parts
                 continue
-            along = (-1,) + (1,) * (x.ndim - 1 - axis)
+            along = axis_shape(axis, x.ndim)
             x = sum(part * weight.reshape(along) for part, weight in zipped(parts, weights.T))
         return x
 

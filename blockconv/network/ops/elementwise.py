@@ -6,7 +6,7 @@ from typing import Any, get_args
 import numpy as np
 
 from blockconv.core.activation import GRADIENTS, IDENTITY, Activation
-from blockconv.core.checks import Shape, broadcast, checked_shape, checked_word
+from blockconv.core.checks import Shape, axis_shape, broadcast, checked_shape, checked_word, of_rank
 from blockconv.core.element_problem import BinaryKind, ElementsProblem, GradientKind
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.python import zipped
@@ -64,7 +64,7 @@ class Affine(ElementwiseOp, Scaled):
     activation: Activation = IDENTITY
 
     def compute(self, src: Array, *factors: Array) -> Array:
-        scale, shift = (factor.reshape((-1,) + (1,) * (src.ndim - 2)) for factor in factors)
+        scale, shift = (factor.reshape(axis_shape(1, src.ndim)) for factor in factors)
         return self.activation.reference(src * scale + shift)
 
 
@@ -93,7 +93,7 @@ class _Broadcast(ElementwiseOp):
         """Operands have the same pixels; a constant, or one of a single pixel, has one value for all of them."""
         whole = site.output.shape
         for tensor, constant in zipped(site.inputs, site.constant):
-            shape = (1,) * (len(whole) - tensor.rank) + tensor.shape
+            shape = of_rank(tensor.shape, len(whole))
             sizes = [shape[axis] for axis in axes]
             if constant and any(size > 1 for size in sizes):
                 return f"has the constant {tensor.name!r}, which differs from pixel to pixel"

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from blockconv.core.checks import axis_shape
 from blockconv.core.eltwise_problem import BatchNormProblem, GroupNormProblem
 from blockconv.core.types import FLOATS, Array
 from blockconv.network.ops.base import OUTPUT, Buffers, Further, Scaled, Trained
@@ -37,7 +38,7 @@ class GroupNorm(Scaled):
         axes = (2,) if self.per_pixel else (2, 3)
         apart = split - split.mean(axis=axes, keepdims=True) if self.centred else split
         normal = apart / np.sqrt((apart * apart).mean(axis=axes, keepdims=True) + self.epsilon)
-        scale, bias = (factor.reshape((-1,) + (1,) * (src.ndim - 2)) for factor in factors)
+        scale, bias = (factor.reshape(axis_shape(1, src.ndim)) for factor in factors)
         return normal.reshape(src.shape) * scale + bias
 
     def windows(self, site: Site, axes: Axes) -> Reads:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from blockconv.core.checks import of_rank
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Array
@@ -65,7 +66,7 @@ def _scale(edit: Edit, node: Node, a: Binary) -> bool:
         factor = _factor(edit, other)
         if factor is None or edit.shape(value) != shape:
             continue
-        wide = (1,) * (len(shape) - factor.constant.ndim) + factor.constant.shape
+        wide = of_rank(factor.constant.shape, len(shape))
         axes = [k for k, size in enumerate(wide) if size > 1]
         made = _Scaled(edit, factor.found)
         try:

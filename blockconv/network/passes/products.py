@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blockconv.core.checks import Names, Shape
+from blockconv.core.checks import Names, Shape, axis_shape
 from blockconv.core.types import Array
 from blockconv.network.graph import Node
 from blockconv.network.ops import Affine, Attention, Binary, MatMul, Op, Reshape, Softmax, Transpose
@@ -104,7 +104,7 @@ def _up_affine(edit: Edit, node: Node, a: Affine, found: _Scores) -> bool:
     if factor is None or not np.isfinite(factor) or not a.activation.is_identity:
         return False
     if shift.any():
-        found.add(shift.reshape(-1, *(1,) * (len(found.shape) - 2)))
+        found.add(shift.reshape(axis_shape(1, len(found.shape))))
     found.factor, found.name = found.factor * factor, node.src
     return True
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from blockconv.core.activation import Activation, activation
-from blockconv.core.checks import Pair, Shape
+from blockconv.core.checks import Pair, Shape, axis_shape, of_rank
 from blockconv.core.python import zipped
 from blockconv.core.types import Array, ElementType, element
 from blockconv.network.graph import Node
@@ -82,14 +82,14 @@ def _binary_after_reshape(edit: Edit, node: Node, a: Binary) -> bool:
         if before is None:
             continue
         src, dst = edit.shape(before.src), edit.shape(node.output)
-        wide = (1,) * (len(dst) - constant.ndim) + constant.shape
+        wide = of_rank(constant.shape, len(dst))
         axes = [axis for axis, size in enumerate(wide) if size > 1]
         if len(src) < 2 or 0 in dst or edit.shape(before.output) != dst or len(axes) != 1:
             continue
         axis = axes[0]
         if (src[1], src[0]) != (wide[axis], math.prod(dst[:axis])) or src[:2] == dst[:2]:
             continue
-        along = edit.constant(f"{node.name}.channels", constant.reshape(-1, *(1,) * (len(src) - 2)))
+        along = edit.constant(f"{node.name}.channels", constant.reshape(axis_shape(1, len(src))))
         inputs = (before.src, along)
         return edit.exchange(before, node, inputs if at else inputs[::-1])
     return False
@@ -261,7 +261,7 @@ def even(value: Array) -> float | None:
 
 def _channels(value: Array, src: Shape) -> Array | None:
     """A constant operand of a value of shape `src`, as (C,), if it has a number for each channel, or one for all."""
-    wide = (1,) * (len(src) - value.ndim) + value.shape
+    wide = of_rank(value.shape, len(src))
     if not element(value.dtype).is_float or value.ndim > len(src) or len(src) < 2 or wide[1] != value.size:
         return None
     return np.broadcast_to(value.reshape(-1), (src[1],)) if value.size in (1, src[1]) else None

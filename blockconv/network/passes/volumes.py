@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Shape, of_rank
 from blockconv.network.graph import Node
 from blockconv.network.ops import Activate, Affine, Binary, Cast, Concat, Dequantize, Op, Quantize, Reshape, Transpose
 from blockconv.network.passes.rewrite import Edit, rule
@@ -35,7 +35,7 @@ def _on_images(edit: Edit, node: Node) -> bool:
             inputs[k] = edit.value_name(f"{node.output}.images{k}")
             new.append(Node(f"{node.name}.images", Reshape((d * n, *image)), (slices[name],), inputs[k]))
         else:
-            wide = (1,) * (5 - edit.constants[name].ndim) + edit.constants[name].shape
+            wide = of_rank(edit.constants[name].shape, 5)
             if len(wide) > 5 or wide[0] > 1 or wide[2] > 1 or not isinstance(a, Binary):
                 return False
             inputs[k] = edit.constant(f"{node.name}.images{k}", edit.constants[name].reshape(1, wide[1], *wide[3:]))

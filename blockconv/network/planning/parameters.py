@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from blockconv import jit
-from blockconv.core.checks import Names
+from blockconv.core.checks import Names, of_rank
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import Array, ElementType
 from blockconv.dispatch.array import BlockedArray, to_layout
@@ -66,7 +66,7 @@ class Parameters:
     def constant(self, name: str, layout: Layout, type: ElementType | None = None) -> Array:
         """A constant operand in a layout, of another type if one is given; of fewer dimensions, with ones in front."""
         value = np.ascontiguousarray(self._constants[name], None if type is None else type.dtype)
-        value = value.reshape((1,) * (layout.ndim - value.ndim) + value.shape)
+        value = value.reshape(of_rank(value.shape, layout.ndim))
         given = BlockedArray(value, row_major(layout.ndim), value.shape)
         return self._copied((name,), (layout, value.dtype), lambda: to_layout(given, layout).storage)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from blockconv.core import text
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Shape, of_rank
 from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, UnsupportedError
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.core.progress import Progress
@@ -448,7 +448,7 @@ def alone(
             return operand.nbytes
         name, layout = (node.output, candidate.dst) if operand < 0 else (node.inputs[operand], candidate.srcs[operand])
         shape = network.shape(name)
-        shape = (1,) * (layout.ndim - len(shape)) + shape
+        shape = of_rank(shape, layout.ndim)
         return network.tensors[name].type.nbytes(layout.size(shape))
 
     return bound.launches, [nbytes(operand) for operand in bound.operands]
