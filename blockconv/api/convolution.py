@@ -70,12 +70,7 @@ class CheckedConvolution:
     _mode: Any = "constant"  # of NumPy's paddings; files of an earlier version lack it
 
     def __init__(
-        self,
-        weight: Any,
-        bias: Any,
-        options: tuple[Any, ...],
-        quantized: QuantizedOptions,
-        op: str | None = None,
+        self, weight: Any, bias: Any, options: tuple[Any, ...], quantized: QuantizedOptions, op: str | None = None
     ) -> None:
         stride, padding, dilation, groups, activation, algorithm, accuracy, *mode = options
         self._op = op = op or self._op

@@ -162,11 +162,7 @@ class Emitter:
         return name
 
     def network(
-        self,
-        outputs: Names,
-        remake: Remake | None = None,
-        rest: Rest | None = None,
-        like: Network | None = None,
+        self, outputs: Names, remake: Remake | None = None, rest: Rest | None = None, like: Network | None = None
     ) -> Network:
         """The network that gives these values, without constants that nothing reads.
 

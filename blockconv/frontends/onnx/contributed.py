@@ -237,10 +237,7 @@ def _rotary(call: Call) -> Tensor:
     cosine, sine = (call.reshape(table, (*table.shape[:2], 1, half)) for table in tables)
     step = 2 if call["interleaved"] else 1
     a, b = (call.helper(ops.Slice(3, first, half, step), wide) for first in (0, 1 if step == 2 else half))
-    turned = [
-        call.sub(call.mul(a, cosine), call.mul(b, sine)),
-        call.add(call.mul(a, sine), call.mul(b, cosine)),
-    ]
+    turned = [call.sub(call.mul(a, cosine), call.mul(b, sine)), call.add(call.mul(a, sine), call.mul(b, cosine))]
     ends = [call.reshape(part, (*a.shape, 1)) for part in turned] if step == 2 else turned
     y = call.reshape(call.helper(ops.Concat(2 + step), *ends), (*a.shape[:3], 2 * half))
     rest = wide.shape[3] - 2 * half

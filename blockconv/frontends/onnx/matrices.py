@@ -171,12 +171,7 @@ def _contracted(call: Call, left: tuple[Tensor, str], right: tuple[Tensor, str],
 
 
 def matmul(
-    call: Call,
-    attributes: ops.Convolution,
-    a: Tensor,
-    at: int,
-    others: Tensors = (),
-    turned: bool = False,
+    call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: Tensors = (), turned: bool = False
 ) -> Tensor:
     """A by B, operand `at`, as convolutions of these attributes. others: their inputs after A. turned: B is (N, K)."""
     weight = call.array(at, "second matrix")

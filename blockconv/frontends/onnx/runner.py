@@ -235,11 +235,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        model: bytes,
-        threads: int,
-        optimized: bool = True,
-        constants: Mapping[str, Array] | None = None,
+        self, model: bytes, threads: int, optimized: bool = True, constants: Mapping[str, Array] | None = None
     ) -> None:
         proto = onnx.load_model_from_string(model)
         read = {name for node in proto.graph.node for name in reads_of(node)}

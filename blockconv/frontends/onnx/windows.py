@@ -76,12 +76,7 @@ def _bias(call: Call) -> Tensors:
 
 
 def convolution(
-    call: Call,
-    attributes: ops.Convolution,
-    x: Tensor,
-    at: int,
-    more: Tensors,
-    others: Tensors = (),
+    call: Call, attributes: ops.Convolution, x: Tensor, at: int, more: Tensors, others: Tensors = ()
 ) -> Tensor:
     """`attributes` with the windows that a node says, of an input, the `others` after it, and of its operand `at`, the
     weight, and `more`."""

@@ -68,13 +68,7 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) and not has_tangent(value) else value
 
 
-def _differentiate(
-    name: str,
-    keep: Run,
-    backward: Run,
-    along: Run | None = None,
-    autocast: bool = True,
-) -> None:
+def _differentiate(name: str, keep: Run, backward: Run, along: Run | None = None, autocast: bool = True) -> None:
     """keep(ctx, inputs, output): what backward(ctx, *gradients) reads. along: see `_call`."""
     torch.library.register_autograd(f"blockconv::{name}", backward, setup_context=keep, lib=_library)
     op = getattr(torch.ops.blockconv, name).default
@@ -256,11 +250,7 @@ def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilatio
     return _empty(x, (x.shape[0], w.shape[0], *sizes), _layout(x, w))
 
 
-_define(
-    f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_CONVOLVED}) -> Tensor",
-    _conv2d,
-    _fake_conv2d,
-)
+_define(f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_CONVOLVED}) -> Tensor", _conv2d, _fake_conv2d)
 _define(
     f"conv2d_backward_data(SymInt[] input_shape, Tensor weight, Tensor grad, Tensor? bias, {_CONVOLVED}) -> Tensor",
     lambda shape, w, grad, bias, *options: biased_backward_data(

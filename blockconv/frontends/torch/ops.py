@@ -377,7 +377,4 @@ def _recurrent(call: Call) -> list[Tensor]:
         steps, _, n, h = y.shape
         x = call.reshape(call.helper(ops.Transpose((0, 2, 1, 3)), y), (steps, n, d * h))
         ends.append(last)
-    return [
-        call.transposed(x, order, helps=True),
-        *(call.helper(ops.Concat(0), *some) for some in zipped(*ends)),
-    ]
+    return [call.transposed(x, order, helps=True), *(call.helper(ops.Concat(0), *some) for some in zipped(*ends))]

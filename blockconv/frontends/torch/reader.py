@@ -205,13 +205,7 @@ class Reader:
     foreign: nodes that blockconv has no op for are foreign: PyTorch runs them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        table: Mapping[str, AtenOp],
-        fake: bool = False,
-        foreign: bool = False,
-    ) -> None:
+    def __init__(self, name: str, table: Mapping[str, AtenOp], fake: bool = False, foreign: bool = False) -> None:
         self.emitter = Emitter(name, folds=False)
         self.table, self.fake, self.foreign = table, fake, foreign
         self.values: dict[Any, Value] = {}
