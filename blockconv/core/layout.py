@@ -302,7 +302,7 @@ _name_of = {row.tag: row.name for row in KNOWN}
 _tag_of = {name: row.tag for row in KNOWN for name in (row.name, *row.aliases)} | WEIGHT_NAMES
 
 NATIVE = tuple(map(Layout, ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4")))
-"""The eight layouts that planners choose among by default. `Layout.is_native` tells all layouts with kernels."""
+"""The eight layouts that kernels are tuned for. `Layout.is_native` tells all layouts with kernels."""
 
 
 def read_layout(op: str, argument: str, layout: Layout | str, asked: object = None) -> Layout:

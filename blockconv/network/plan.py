@@ -68,9 +68,11 @@ def compile(
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
 
     network: a network of `load_onnx`, `from_torch`, `quantize` or `NetworkBuilder.build`. It does not change.
-    layouts: "auto": the planner chooses among `NATIVE`. A list: it chooses among these layouts, also your own. A native
-        layout (`Layout.is_native`) or its name: each op uses this layout if it can. A dict {node: layout}: these nodes
-        write these layouts, and the planner chooses the rest. If fusion merged a node into another (a batch norm, an
+    layouts: "auto": the planner chooses among NCHW, NHWC and, for float32, blocks of one vector of channels; of half a
+        vector too where few channels would leave a fifth of whole ones empty. With your own planner, and for narrower
+        types, it chooses among `NATIVE`. A list: it chooses among these layouts, also your own. A native layout
+        (`Layout.is_native`) or its name: each op uses this layout if it can. A dict {node: layout}: these nodes write
+        these layouts, and the planner chooses the rest. If fusion merged a node into another (a batch norm, an
         activation), its name means the other node.
     planner: "optimal" (the least predicted cost), "greedy" (op by op), or your own function, as described below.
     measure: measure the candidates instead of predicting them. The first time is slow; times are kept on disk.

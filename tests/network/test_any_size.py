@@ -241,7 +241,7 @@ def test_the_kernels_of_all_sizes_are_few(kind: str, request: Any) -> None:
 
 # Kernels that 40 random sizes compile after the network's own size, with AVX-512; fewer with AVX2. More than these may
 # come of a size that became a constant of the code.
-MOST_MORE = {"mobilenetv3": 27, "resnet50": 15}
+MOST_MORE = {"mobilenetv3": 23, "resnet50": 11}
 
 
 @pytest.mark.parametrize("name", MOST_MORE)

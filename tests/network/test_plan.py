@@ -448,7 +448,7 @@ def test_costs_of_the_users_own_decide(tmp_path: Path) -> None:
     network = residual_network()
     problem = network.problem(next(node for node in network.nodes if node.name == "a"))
     row = next(row for row in TABLE if row.name == "conv_direct")
-    lay = bc.Layout("NCHW32")
+    lay = bc.Layout("NCHW")
     known = bc.compile(network).cost_table()
     dear = {key: 1e-9 for key in known if key.startswith("reorder | ")}
     (free,) = [key for key in known if key == tuning.key(row, Request(problem, lay, lay, FLOATS), 1)]

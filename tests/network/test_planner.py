@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from small_networks import inception_network, residual_network, values
 
 from blockconv.core.errors import ArgumentError
-from blockconv.core.layout import Layout
+from blockconv.core.layout import NATIVE, Layout
 from blockconv.jit import cache
 from blockconv.machine.machine import host
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
+from blockconv.network.passes.fuse import fuse
+from blockconv.network.passes.precision import stored_as
 from blockconv.network.plan import Plan, compile
-from blockconv.network.planning import elimination, planned, remembered
+from blockconv.network.planning import planned, remembered
 from blockconv.network.planning.planner import (
     Choice,
     LayoutProblem,
@@ -238,26 +240,28 @@ def test_many_residuals_over_values_of_three_dimensions(blocks: int, planner: An
     assert planner == "greedy" or plan.planned.solution.exact
 
 
-def test_a_long_search_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables: dict[str, dict[str, Any]] = {}
-    monkeypatch.setattr(cache, "read_table", lambda name: tables.get(name, {}))
-    monkeypatch.setattr(cache, "write_table", tables.__setitem__)
-    problem, other = dense(3), dense(3, seed=2)
-    found = optimal(problem)
-    monkeypatch.setattr(remembered, "LEAST", elimination.STEPS)
-    optimal(problem, solve=remembered.minimum)
-    assert not tables, "a search this short is not worth an entry"
-    monkeypatch.setattr(remembered, "LEAST", 0)
-    assert optimal(problem, solve=remembered.minimum) == found
-    ((name, table),) = tables.items()
-    with monkeypatch.context() as patched:
-        patched.delattr(elimination, "minimum")
-        assert optimal(problem, solve=remembered.minimum) == found
-        with pytest.raises(AttributeError):
-            optimal(other, solve=remembered.minimum)
-    for damaged in ({}, {"values": 3}, {**table, "values": [9999] * len(table["values"])}, {**table, "bound": []}):
-        tables[name] = damaged
-        assert optimal(problem, solve=remembered.minimum) == found
+def _considered(channels: int, **given: Any) -> set[str]:
+    """The layouts that the planner considers for a convolution of so many channels, in and out."""
+    builder = NetworkBuilder()
+    x = builder.input("x", (1, channels, 9, 9))
+    builder.output(builder.conv2d(x, values((channels, channels, 1, 1), 1), name="a"))
+    every, precision = given.pop("every", False), given.pop("precision", "float32")
+    options = replace(planned.Options("auto", "optimal", False, 1, "default"), **given)
+    network = stored_as(fuse(builder.build(), precision), precision)
+    problem, _ = planned.formulated(network, options, every)
+    return {choice.dst.name for step in problem.steps for choice in step.choices}
+
+
+def test_plans_of_floats_consider_few_layouts() -> None:
+    block = host().lanes(4)
+    few, every = {"NCHW", "NHWC", f"NCHW{block}"}, {layout.name for layout in NATIVE} - {"CHWN4"}
+    assert _considered(2 * block) == few
+    if block > 4:
+        assert _considered(block + block // 2) == few | {f"NCHW{block // 2}"}, "a quarter of whole vectors is padding"
+    assert _considered(2 * block, layouts=NATIVE) == every | {"CHWN4"}
+    assert _considered(2 * block, every=True) == every, "of a user's own planner"
+    assert _considered(2 * block, precision="bfloat16") >= every
+    assert _considered(2 * block, layouts={"a": Layout("NCHW64")}) == few | {"NCHW64"}
 
 
 @pytest.fixture

@@ -113,6 +113,7 @@ class WinogradWeightsArgs(Arguments):
     groups = word("groups that exist; of others, weights are zeros", "groups")
     group = in_bytes("from a group's weights to the next one's")
     group_oc = in_channels("output channels of a group")
+    vectors = word("of a block of output channels", "vectors")
     steps = word("input channels of a group, or pairs of them", "steps")
     ic_step = in_bytes("from the weights of an input channel to those of the next")
     oc_step = in_bytes("from those of an output channel to those of the next")

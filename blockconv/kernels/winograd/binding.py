@@ -119,8 +119,9 @@ def _source_kernel(request: Request, at: WinogradBlocking) -> jit.Kernel:
 def _pack_kernel(request: Request, at: WinogradBlocking, lanes: Geometry) -> jit.Kernel:
     """The packer of windows. lanes: the source's strides. No more pixels of planes are transposed than a row has."""
     bits = Types.bits(request.itemsize).src
-    columns = min(COLUMNS, at.src_lanes, 1 << request.problem.iw.bit_length() >> 1)
-    return pack_image(packing_of(lanes, bits, bits, at.src_lanes, 1)._replace(columns=columns))
+    how = packing_of(lanes, bits, bits, at.src_lanes, 1)
+    columns = min(COLUMNS, at.src_lanes, 1 << request.problem.iw.bit_length() >> 1) if how.contiguous > 1 else 0
+    return pack_image(how._replace(columns=columns))
 
 
 def _finish(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Finish:

@@ -101,15 +101,15 @@ def multiply_shared(lanes: int, fma: bool, channels: int):
 
 
 @functools.cache
-def weight_transform(exact: bool, lanes: int, tap: int):
-    """transform(src, dst, apart, factors, side, odd): the nine taps of an input channel, or of a pair.
+def weight_transform(exact: bool, lanes: int):
+    """transform(src, tap, dst, apart, factors, side, odd): the nine taps of an input channel, or of a pair.
 
     They are vectors of so many elements, `tap` bytes apart. apart: from a position of the transform to the next.
     Floats are transformed in float64, and rounded once; integers of 16 bits as they are.
     """
 
     @emitted
-    def transform(src, dst, apart, factors, side, odd) -> None:
+    def transform(src, tap, dst, apart, factors, side, odd) -> None:
         memory = Vectors(TRANSFORMED if exact else ELEMENT, lanes)
         v = memory if exact else Vectors(element("float64"), lanes)
         order = const(0), odd, TAPS - odd

@@ -248,20 +248,21 @@ def winograd():
 
 
 @jit.kernel
-def winograd_weights(exact, vectors, lanes, turned=0):
-    """Transform weights; a task is an input channel of a block (`vectors` of `lanes`) of a group's output channels.
+def winograd_weights(exact, lanes, turned=0):
+    """Transform weights; a task is an input channel of a block (vectors of `lanes`) of a group's output channels.
 
     exact: whether of integers; a task is then a pair of channels, whose weights are read where they are.
     turned: 0; 1: taps are in reverse order; 2: and output channels are contiguous.
     """
-    pixel, width, taps = lanes * ITEMSIZE, vectors * lanes, TAPS * TAPS
-    block, transpose = vectors * pixel, bits_transposer(ITEMSIZE, lanes, columns=SOME)
-    tap, begin = (-pixel, (taps - 1) * pixel) if turned else (pixel, 0)
-    transform = weight_transform(True, 2 * lanes, block) if exact else weight_transform(False, lanes, tap)
+    pixel, taps = lanes * ITEMSIZE, TAPS * TAPS
+    transpose = bits_transposer(ITEMSIZE, lanes, columns=SOME)
+    begin = (taps - 1) * pixel if turned else 0
+    transform = weight_transform(exact, 2 * lanes if exact else lanes)
 
     def kernel(a: WinogradWeightsArgs, first, last, scratch):
-        steps, group_oc, oc_step = a.steps, a.group_oc, a.oc_step
-        blocks = (group_oc + width - 1) // width
+        steps, group_oc, oc_step, vectors = a.steps, a.group_oc, a.oc_step, a.vectors
+        width, block = vectors * lanes, vectors * pixel
+        blocks, tap = (group_oc + width - 1) // width, block if exact else -pixel if turned else pixel
         for task in range(first, last):
             ocb, step = task // steps, task % steps
             for v in range(vectors):
@@ -279,6 +280,6 @@ def winograd_weights(exact, vectors, lanes, turned=0):
                             transpose(scratch + t * pixel, pixel, src + t * ITEMSIZE, oc_step, SOME, exist, lanes)
                     of_taps = scratch + begin
                 dst = a.dst + ocb * a.ocb + (step * vectors + v) * pixel
-                transform(of_taps, dst, a.position, a.factors, a.side, a.odd)
+                transform(of_taps, tap, dst, a.position, a.factors, a.side, a.odd)
 
     return kernel

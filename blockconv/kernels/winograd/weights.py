@@ -35,13 +35,14 @@ def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProb
         groups=p.g,
         group=ic * oc * each,
         group_oc=oc,
+        vectors=at.vectors,
         steps=at.elements(ic),
         ic_step=oc * each if turned else each,
         oc_step=ITEMSIZE if is_last else each if turned else ic * each,
         tap_step=oc * ITEMSIZE,
     )
     table = np.array(weight_factors(form), np.int64 if form.exact else np.float64).view(np.int64).ravel()
-    kernel = kernels.winograd_weights(form.exact, at.vectors, at.out_lanes, turned * (1 + is_last))
+    kernel = kernels.winograd_weights(form.exact, at.out_lanes, turned * (1 + is_last))
     tasks = at.set_ocbs * at.sets * at.elements(ic)
     return Launch(kernel, args, tasks, 16 if form.exact else 64, each * at.out_lanes, table)
 

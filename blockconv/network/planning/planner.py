@@ -27,7 +27,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.python import zipped
 from blockconv.core.record import frozen
 from blockconv.network.graph import Network
-from blockconv.network.planning.elimination import STEPS, TABLE, Factor, Minimum, minimum
+from blockconv.network.planning.elimination import STEPS, TABLE, Factor, minimum
 
 Lay = Any  # a layout; anything that can be hashed
 
@@ -190,15 +190,14 @@ def optimal(
     steps: int = STEPS,
     table: int = TABLE,
     report: Callable[[int], None] | None = None,
-    solve: Callable[..., Minimum] = minimum,
 ) -> Solution:
     """The least cost there is; with a bound where the budget ends before that is known.
 
-    steps, table, report: the budget, as `elimination.minimum` has it. solve: that, or what remembers its results.
+    steps, table, report: the budget, as `elimination.minimum` has it.
     Raises ArgumentError if no choice of candidates can be connected by reorders.
     """
     first = greedy(problem)
-    found = solve(factors_of(problem), first.cost, steps, table, report)
+    found = minimum(factors_of(problem), first.cost, steps, table, report)
     if found.values is None:
         if not math.isfinite(first.cost):
             names = ", ".join(step.name for step in problem.steps[:3])
