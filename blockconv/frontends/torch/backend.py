@@ -25,6 +25,7 @@ from torch._guards import CompileContext, TracingContext
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import CodeGen
+from torch.fx.node import map_arg
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import create_op_support
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
@@ -282,13 +283,31 @@ def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
 
 
 def _last_views(graph: Any) -> set[Any]:
-    """Views that only the caller reads. PyTorch makes them: they share memory with other outputs, as in eager mode."""
+    """Views that only the caller reads. PyTorch makes them: they share memory with other outputs, as in eager mode.
+
+    A view that others read too is made once more for the caller, who gets no copy.
+    """
+    output, copies = graph.output_node(), dict[Any, Any]()
+
+    def copy(node: Any) -> Any:
+        if _views(node) and node not in copies:
+            copies[node] = graph.node_copy(node, copy)
+        return copies.get(node, node)
+
+    with graph.inserting_before(output):
+        output.args = map_arg(output.args, copy)
+    graph.eliminate_dead_code()
     found: set[Any] = set()
     for node in reversed(graph.nodes):
-        maker = node.args[0] if node.target is operator.getitem else node
-        if _is_view(maker) and not writes(maker) and all(user.op == "output" or user in found for user in node.users):
+        if _views(node) and all(user.op == "output" or user in found for user in node.users):
             found.add(node)
     return found
+
+
+def _views(node: Any) -> bool:
+    """Whether a node is a view, or one of several that an op makes."""
+    maker = node.args[0] if node.target is operator.getitem else node
+    return _is_view(maker) and not writes(maker)
 
 
 def _partitions(gm: Any, taken: set[Any], refused: Refused) -> list[dict[Any, Any]]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch._decomp.decompositions import log_sigmoid_forward, max_unpool2d, upsample_compute_output_size
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -47,9 +49,32 @@ def decompositions() -> dict[Any, Any]:
         # PyTorch's kernels give contiguous arrays here, and an image's memory format there.
         aten.log_sigmoid_forward.default: lambda x: tuple(y.contiguous() for y in log_sigmoid_forward(x)),
         aten.max_unpool2d.default: lambda x, *a: max_unpool2d(x, *a).contiguous(memory_format=suggest_memory_format(x)),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
         aten._native_multi_head_attention.default: _multi_head_attention,
         aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     }
+
+
+def _attention_backward(
+    gradient: Any, q: Any, k: Any, v: Any, y: Any, sums: Any, dropout: float, is_causal: bool, **named: Any
+) -> Any:
+    """The gradients of attention as products. They compute its weights again, and read nothing else of the forward.
+
+    Long rows of weights would need more memory than all else: PyTorch's kernel takes these by parts.
+    """
+    width, mask, scale = q.shape[-1], named.get("attn_mask"), named.get("scale")
+    if dropout or q.dtype != torch.float32 or not statically_known_true(k.shape[-2] <= LONG * width):
+        return NotImplemented
+    scale = width**-0.5 if scale is None else scale
+    scores = q @ k.mT * scale
+    mask = scores.new_full(scores.shape[-2:], -math.inf).triu(1) if is_causal else mask
+    weights = aten._safe_softmax(scores if mask is None else scores + mask, -1)
+    of_weights = gradient @ v.mT
+    of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True)) * scale
+    return of_scores @ k, of_scores.mT @ q, weights.mT @ gradient
+
+
+LONG = 4  # times the width of a head
 
 
 def _multi_head_attention(query: Any, key: Any, value: Any, width: int, heads: int, *others: Any, **named: Any) -> Any:

@@ -594,6 +594,55 @@ def test_attention_is_one_op():
     assert graph.nodes == graph.taken, graph.refused
 
 
+class Heads(nn.Module):
+    """Attention between two projections. how: arguments of PyTorch's function; a mask may leave out all of a row."""
+
+    def __init__(self, **how):
+        super().__init__()
+        self.how, self.qkv, self.out = how, nn.Linear(24, 72), nn.Linear(24, 24)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4).unbind()
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v, **self.how).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("length", [10, 33])
+@pytest.mark.parametrize("how", ["plain", "mask", "rows left out", "causal"])
+def test_attention_trains_in_a_plan_where_rows_are_short(how, length):
+    mask = torch.randn(length, length).masked_fill(torch.rand(length, length) > 0.8, -torch.inf)
+    given = {
+        "plain": {"scale": 0.3},
+        "mask": {"attn_mask": mask.index_fill(1, torch.tensor(0), 0.0)},
+        "rows left out": {"attn_mask": torch.rand(length, length).tril(-1) > 0},
+        "causal": {"is_causal": True},
+    }[how]
+    model, x = Heads(**given), torch.randn(2, length, 24, requires_grad=True)
+    y = torch.compile(model, backend=backend)(x)
+    found = [y, *torch.autograd.grad(y.square().sum(), [x, *model.parameters()])]
+    exact = copy.deepcopy(model).double()
+    if "attn_mask" in given and given["attn_mask"].is_floating_point():
+        exact.how = {"attn_mask": given["attn_mask"].double()}
+    x = x.detach().double().requires_grad_()
+    y = exact(x)
+    wanted = [y, *torch.autograd.grad(y.square().sum(), [x, *exact.parameters()])]
+    for a, b in zip(found, wanted, strict=True):
+        close(a, b.float())
+    forward, backward = report(model)
+    whole = length <= 32
+    assert (forward.plans, backward.plans) == ((1, 1) if whole else (2, 2))
+    assert (not forward.refused and not backward.refused) == whole
+
+
+def test_views_that_a_step_keeps_share_the_memory_of_what_they_show():
+    """The parts of a projection are kept for the gradients as views of one tensor, as in eager mode."""
+    model, x, held = Heads(), torch.randn(2, 10, 24), []
+    y = torch.compile(model, backend=backend)(x)
+    held = [kept for kept in y.grad_fn.saved_tensors if kept.shape == (2, 3, 10, 8)]
+    owners = {kept.untyped_storage().data_ptr() for kept in held}
+    assert len(held) >= 3
+    assert len(owners) <= len(held) - 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types(dtype):
     model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())).to(dtype)
