@@ -13,7 +13,6 @@ from blockconv.jit.ir import call_llvm, vector
 from blockconv.jit.values import build
 from blockconv.kernels.common.vectors import Vectors
 
-_I16 = ir.IntType(16)
 
 
 def widened(v: Vectors, half: ElementType, bits):
