@@ -14,7 +14,6 @@ from blockconv.jit.values import build
 from blockconv.kernels.common.vectors import Vectors
 
 
-
 def widened(v: Vectors, half: ElementType, bits):
     """The float32 of vectors `v` that these are: a vector of the bits, as integers, of type `half`."""
     wide = vector(4, v.lanes)
