@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from blockconv.core.checks import checked_word
 from blockconv.core.errors import ArgumentError, UnsupportedError
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 
@@ -24,8 +25,7 @@ def read_shape_file(path: str | Path, op: str, *, skip_unsupported: bool = False
     Pools have the kind "max". A 3-D line raises `UnsupportedError`, or is skipped with skip_unsupported.
     """
     classes: dict[str, Any] = {"conv2d": Conv2dProblem, "pool2d": Pool2dProblem}
-    if op not in classes:
-        raise ArgumentError("read_shape_file", "op", op, f"must be one of {', '.join(classes)}")
+    checked_word("read_shape_file", "op", op, classes)
     problems = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         text = _COMMENT.sub(r"\1", line).strip()

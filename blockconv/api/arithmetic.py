@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.activation import Activation
+from blockconv.core.checks import checked_word
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
@@ -122,10 +123,7 @@ class Arithmetic:
             raise DtypeError(self.op, "bias", str(bias.dtype), rule)
 
     def _rounding(self) -> bool:
-        rounding = self.options.rounding
-        if not isinstance(rounding, str) or rounding not in _ROUNDING:
-            raise ArgumentError(self.op, "rounding", rounding, f"has to be one of {', '.join(_ROUNDING)}")
-        return _ROUNDING[rounding]
+        return _ROUNDING[checked_word(self.op, "rounding", self.options.rounding, _ROUNDING)]
 
     def _out_dtype(self) -> ArrayDtype | None:
         """The requested one, checked."""

@@ -18,7 +18,7 @@ from blockconv.api.frame import Call, Computation, Derive, Frame, Result
 from blockconv.core import eltwise_problem as moves
 from blockconv.core.activation import Activation
 from blockconv.core.activation import activation as read_activation
-from blockconv.core.checks import Names, Shape, check_same, checked_groups
+from blockconv.core.checks import Names, Shape, check_same, checked_groups, checked_word
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, part_of
@@ -79,13 +79,11 @@ class CheckedConvolution:
         self.groups, self.padding = self._check_parameters(groups), padding
         kernel = (int(self.weight.shape[2]), int(self.weight.shape[3]))
         self.stride, self._pads, self.dilation = read_window(op, kernel, stride, padding, dilation)
-        if mode and mode[0] not in [*PADDINGS]:
-            raise ArgumentError(op, "padding_mode", mode[0], f"has to be one of {', '.join(PADDINGS)}")
-        self._mode = PADDINGS[mode[0]] if mode and any(map(any, self._pads)) else "constant"
+        extended = PADDINGS[checked_word(op, "padding_mode", mode[0], PADDINGS)] if mode else "constant"
+        self._mode = extended if any(map(any, self._pads)) else "constant"
         self.activation = activation if isinstance(activation, Activation) else read_activation(activation, op)
-        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-            raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
-        self.algorithm, self.accuracy = algorithm, selection.accuracy_of(op, accuracy)
+        self.algorithm = checked_word(op, "algorithm", algorithm, ALGORITHMS)
+        self.accuracy = selection.accuracy_of(op, accuracy)
         self._options = quantized
         self.arithmetic = Arithmetic(op, self.weight, self.bias, self.activation, quantized, self._given)
         self._weight_is_channels_last = not isinstance(self.weight, BlockedArray) and is_channels_last(self.weight)

@@ -12,7 +12,7 @@ import functools
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -185,9 +185,10 @@ def broadcast(op: str, argument: str, a: Shape, b: Shape) -> Shape:
         raise ArgumentError(op, argument, (a, b), "must be shapes that broadcast") from None
 
 
-def checked_word(op: str, name: str, value: Any, words: Any) -> Any:
-    if value not in get_args(words):
-        raise ArgumentError(op, name, value, f"must be one of {', '.join(get_args(words))}")
+def checked_word(op: str, name: str, value: Any, words: Iterable[str], remedy: str = "") -> Any:
+    known = [*words]
+    if not isinstance(value, str) or value not in known:
+        raise ArgumentError(op, name, value, f"has to be one of {', '.join(known)}", remedy)
     return value
 
 

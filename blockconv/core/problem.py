@@ -20,7 +20,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, cast, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin, get_type_hints
 
 from blockconv.core.checks import (
     Label,
@@ -107,7 +107,7 @@ def _checks(problem: Any) -> list[tuple[str, Callable[[str, str, Any], Any]]]:
 
 def _check_of(hint: Any) -> Callable[[str, str, Any], Any] | None:
     if get_origin(hint) is Literal:
-        return functools.partial(checked_word, words=hint)
+        return functools.partial(checked_word, words=get_args(hint))
     if get_origin(hint) is Annotated:
         return hint.__metadata__[0]
     return _CHECKED.get(hint)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from blockconv.core.checks import Shape, axes_remedy, check_flag, whole
+from blockconv.core.checks import Shape, axes_remedy, check_flag, checked_word, whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, short, warn
 from blockconv.core.files import StrPath, as_path, reading, replacing
 from blockconv.core.heavy_work import garbage_at_the_end
@@ -166,12 +166,8 @@ def compile_between(
 
 def check_options(op: str, planner: object, accuracy: Any, precision: object = "float32") -> str | float:
     """Raises ArgumentError. Returns the accuracy, numbers as Python's."""
-    for argument, value, words, remedy in (
-        ("planner", planner, get_args(Planner), "compile also takes your own function"),
-        ("precision", precision, get_args(FloatType), ""),
-    ):
-        if not isinstance(value, str) or value not in words:
-            raise ArgumentError(op, argument, value, f"has to be {' or '.join(map(repr, words))}", remedy)
+    checked_word(op, "planner", planner, get_args(Planner), "compile also takes your own function")
+    checked_word(op, "precision", precision, get_args(FloatType))
     number = accuracy_of(op, accuracy)
     return accuracy if number is None or isinstance(accuracy, str) else number
 

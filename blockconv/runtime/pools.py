@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from blockconv.core import target
-from blockconv.core.checks import whole
+from blockconv.core.checks import checked_word, whole
 from blockconv.core.errors import ArgumentError, UnsupportedError, to_install, warn
 from blockconv.core.record import frozen
 from blockconv.runtime import openmp, threading_layer
@@ -116,9 +116,7 @@ def set_threading(pool: Literal["auto", "tbb", "openmp", "workqueue"]) -> None:
 
 
 def _checked(argument: str, name: object) -> str:
-    if not isinstance(name, str) or name not in POOLS:
-        raise ArgumentError("set_threading", argument, name, f"has to be one of {', '.join(map(repr, POOLS))}")
-    return name
+    return checked_word("set_threading", argument, name, POOLS)
 
 
 def _choose() -> Pool:

@@ -192,7 +192,7 @@ def test_shape_files_are_read_without_comments_and_blank_lines(tmp_path):
     path.write_text("\nic3ih8oc4\n")
     with pytest.raises(ArgumentError, match=r"lacks kh \(shapes.txt, line 2\)"):
         read_shape_file(path, "conv2d")
-    with pytest.raises(ArgumentError, match="must be one of conv2d, pool2d"):
+    with pytest.raises(ArgumentError, match="has to be one of conv2d, pool2d"):
         read_shape_file(path, "relu")
 
 
@@ -348,7 +348,7 @@ def test_the_rules_of_convolution(field, value, rule):
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"kind": "median"}, "must be one of max"),
+        ({"kind": "median"}, "has to be one of max"),
         ({"kind": "max", "divisor": 3}, "is for averages"),
         ({"kind": "avg_exclude_padding", "divisor": 0}, "must not be zero"),
         ({"kind": "max", "ic": 0}, "must be at least 1"),

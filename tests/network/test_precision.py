@@ -175,7 +175,7 @@ def test_networks_of_16_bits_run_in_them() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(bc.ArgumentError, match=r"precision='bfloat15': has to be 'float32' or 'bfloat16' or 'float16'"):
+    with pytest.raises(bc.ArgumentError, match=r"precision='bfloat15': has to be one of float32, bfloat16, float16"):
         bc.compile(residual_network(), precision="bfloat15")  # type: ignore[arg-type]
     b = bc.NetworkBuilder("other")
     b.output(b.add(ops.Binary("add"), b.input("x", (1, 1, 2, 2), "float16"), b.input("y", (1, 1, 2, 2), "float16")))

@@ -117,7 +117,7 @@ class Binary(_Broadcast):
     activation: Activation = IDENTITY
 
     def infer(self, a: Shape, b: Shape) -> Shape:
-        checked_word(self.op, "kind", self.kind, BinaryKind)
+        checked_word(self.op, "kind", self.kind, get_args(BinaryKind))
         return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", a, b))
 
     def infer_type(self, a: ElementType, b: ElementType) -> ElementType:
@@ -143,7 +143,7 @@ class ActivationBackward(_Broadcast):
     kind: GradientKind
 
     def infer(self, grad: Shape, x: Shape) -> Shape:
-        checked_word(self.op, "kind", self.kind, GradientKind)
+        checked_word(self.op, "kind", self.kind, get_args(GradientKind))
         return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", grad, x))
 
     def compute(self, grad: Array, x: Array) -> Array:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class ScatterAt(_Indexed):
     kind: ScatterKind = "none"
 
     def infer(self, data: Shape, indices: Shape, updates: Shape) -> Shape:
-        checked_word(self.op, "kind", self.kind, ScatterKind)
+        checked_word(self.op, "kind", self.kind, get_args(ScatterKind))
         check_same(self.op, "updates", updates, self.problem(data, indices).dst_shape)
         return data
 

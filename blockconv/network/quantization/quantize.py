@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.checks import Names, check_flag
+from blockconv.core.checks import Names, check_flag, checked_word
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import real
 from blockconv.core.record import frozen
@@ -146,8 +146,7 @@ def _checked_options(
     network: Any, method: object, dtype: object, percentile: object, calibration: object
 ) -> IntegerType:
     check_network(OP, network)
-    if not isinstance(method, str) or method not in METHODS:
-        raise ArgumentError(OP, "method", method, f"has to be {' or '.join(map(repr, METHODS))}")
+    checked_word(OP, "method", method, METHODS)
     if calibration is not None and not isinstance(calibration, Calibration):
         raise ArgumentError(OP, "calibration", calibration, "has to be a Calibration, or None")
     if not isinstance(percentile, (int, float)) or not 50 < percentile <= 100:
