@@ -37,11 +37,11 @@ PUBLIC = {
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
     ".": 5_065, "_pyinstaller": 53, "api": 19_494, "cli": 5_727, "core": 26_986, "dispatch": 16_584, "eager": 0,
-    "filters": 6_977, "frontends": 11, "frontends/onnx": 42_934, "frontends/torch": 40_996, "jit": 16_578,
-    "kernels": 6_041, "kernels/axis": 1_251, "kernels/common": 32_755, "kernels/conv": 37_359,
-    "kernels/depthwise": 28_885, "kernels/dynamic": 1_549, "kernels/eltwise": 4_431, "kernels/indexed": 2_254,
-    "kernels/norm": 8_584, "kernels/pool": 23_153, "kernels/product": 7_516, "kernels/recurrent": 2_427,
-    "kernels/reduce": 2_973, "kernels/reorder": 11_194, "kernels/resize": 4_867, "kernels/winograd": 12_900,
+    "filters": 6_949, "frontends": 11, "frontends/onnx": 42_934, "frontends/torch": 40_996, "jit": 16_654,
+    "kernels": 6_041, "kernels/axis": 1_175, "kernels/common": 33_349, "kernels/conv": 37_254,
+    "kernels/depthwise": 28_850, "kernels/dynamic": 1_549, "kernels/eltwise": 4_426, "kernels/indexed": 2_250,
+    "kernels/norm": 8_588, "kernels/pool": 23_129, "kernels/product": 7_229, "kernels/recurrent": 2_424,
+    "kernels/reduce": 2_963, "kernels/reorder": 11_173, "kernels/resize": 4_834, "kernels/winograd": 12_891,
     "machine": 3_200, "network": 99_543, "nopython": 3_931, "onnxruntime": 5_668, "runtime": 5_584, "torch": 238,
 }  # fmt: skip
 TOKENS_OF_THE_PACKAGE = 488_969

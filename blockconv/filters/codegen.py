@@ -12,7 +12,7 @@ from blockconv.core import target
 from blockconv.core.python import zipped
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I64, const, counted, emitted, pointer, store_vector, vector
-from blockconv.jit.values import build
+from blockconv.jit.values import binary, build, least
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.eltwise.codegen import converted
 
@@ -81,7 +81,7 @@ def reductions(hows: Sequence[Reducing], acc: ElementType, out: ElementType):
     @emitted
     def reduce(number, addresses, step: Any, weights, to, count) -> None:
         for k, how in enumerate(hows):
-            with build.if_then(build.icmp_signed("==", number, const(k))):
+            with build.if_then(binary("eq", number, k)):
                 code = _Reduction(how, acc, addresses, step, weights)
                 code.made = Vectors(out if how.result else acc, code.v.lanes)
                 _write(code, Vectors(out if how.result >= STORED else acc, code.v.lanes), to, count)
@@ -103,12 +103,12 @@ def _write(code: _Reduction, memory: Vectors, to, count) -> None:
                 store_vector(build.bitcast(value, vector(memory.itemsize, lanes)), at, streams)
 
     if streams:  # results before a whole line of memory
-        head = build.sdiv((const(0) - to) & (memory.bytes - 1), const(memory.itemsize))
-        done = build.select(head < count, head, count)
+        head = ((const(0) - to) & (memory.bytes - 1)) // memory.itemsize
+        done = least(head, count)
         block(const(0), 1, done)
     vectors = 1 if code.how.kind == RANK else AT_ONCE
     width = vectors * lanes
-    groups = build.sdiv(count - done, const(width))
+    groups = (count - done) // width
     with counted(groups) as n:
         block(done + n * width, vectors)
     with counted(count, done + groups * width, const(lanes)) as first:

@@ -6,7 +6,7 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.filters.codegen import Reducing, reductions, row_reader
 from blockconv.jit.arguments import Arguments, held, table, word
-from blockconv.jit.ir import load_bits, load_i64, store_bits, store_i64
+from blockconv.jit.ir import digits, load_bits, load_i64, store_bits, store_i64
 
 BEYOND = -(1 << 58)  # in place of an offset along an axis, where it is outside the image and constant
 
@@ -97,11 +97,11 @@ def filter_rows(src, dst, acc, *hows):
         a = held(FilterArgs(args))
         steps = FilterArgs(args).steps
         for task in range(first, last):
-            tile, rest = task % a.column_tasks, task // a.column_tasks
+            tile, part, number = digits(task, a.column_tasks, a.row_tasks)
             column, stop = a.made * tile // a.column_tasks, a.made * (tile + 1) // a.column_tasks
             begin, end = column - a.before, stop + a.after
-            row = rest % a.row_tasks * a.row_size
-            plane = a.tables + a.planes_at + rest // a.row_tasks * (a.planes + 1) * 8
+            row = part * a.row_size
+            plane = a.tables + a.planes_at + number * (a.planes + 1) * 8
             out = a.dst + load_i64(plane, 0) + row * a.dst_row + column * dst.itemsize
             for n in range(min(a.row_size, a.rows - row) + a.lag):
                 take(a, steps, begin, end, scratch, plane, row, n)

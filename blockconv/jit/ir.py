@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from blockconv.core.python import zipped
 from blockconv.core.target import is_arm64, is_x86
-from blockconv.jit.values import Emitted, build, floating
+from blockconv.jit.values import Emitted, binary, build, floating
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -63,6 +63,16 @@ def emitted(emit: Callable[..., Any], whole: bool = False):
     them.
     """
     return Emitted(emit, whole)
+
+
+@functools.partial(emitted, whole=True)
+def digits(number, *sizes) -> tuple[Any, ...]:
+    """A number's digits, which are below these sizes, the lowest digit first, and what is above them."""
+    found = []
+    for size in sizes:
+        found.append(binary("mod", number, size))
+        number = binary("floordiv", number, size)
+    return (*found, number)
 
 
 @contextlib.contextmanager

@@ -220,7 +220,7 @@ def _operators(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     )
 
 
-for _name in ("add", "sub", "mul", "truediv", "lshift", "rshift", "and_", "or_", "xor"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "lshift", "rshift", "and_", "or_", "xor"):
     for _prefix, _operator in zipped(("", "r"), _operators(_name)):
         setattr(ir.Value, f"__{_prefix}{_name.rstrip('_')}__", _operator)
 for _name in ("lt", "le", "gt", "ge"):
@@ -313,6 +313,7 @@ BUILTINS: dict[Any, Callable[..., Any]] = {
     math.sqrt: lambda x: _call_llvm("llvm.sqrt", floating(x)),
     np.rint: lambda x: _call_llvm("llvm.rint", x),
 }
+least = BUILTINS[min]
 
 
 class Emitted:

@@ -16,7 +16,7 @@ from blockconv.core import target
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import generate, link
-from blockconv.jit.ir import as_float64, emitted, load_f, load_i64, store_bits, store_f, store_i64
+from blockconv.jit.ir import as_float64, digits, emitted, load_f, load_i64, store_bits, store_f, store_i64
 from blockconv.jit.values import KernelError, build
 from blockconv.kernels.common.vectors import Vectors
 
@@ -151,7 +151,8 @@ def test_a_function_is_pythons(function: Any) -> None:
 
 
 def _with_operators(a: Any, b: Any) -> Any:
-    return (3 - a) * 5 + (a << 2) - (b >> 1), (-a & 12) ^ (7 | b), ~a, (a < b) & (3 - a > b) | (a >= 7) & (b <= a)
+    signs = (a < b) & (3 - a > b) | (a >= 7) & (b <= a)
+    return (3 - a) * 5 + (a << 2) - (b >> 1), (-a & 12) ^ (7 | b), ~a, signs, a // 8 + b % 8, b // 5 - a % 5
 
 
 def test_code_that_is_emitted_has_pythons_operators() -> None:
@@ -161,13 +162,26 @@ def test_code_that_is_emitted_has_pythons_operators() -> None:
 
     def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
         found = with_operators(first, last)
-        for k in range(4):
+        for k in range(6):
             store_i64(scratch, k, found[k])
 
-    run, out = compiled("operators", kernel), np.zeros(4, np.int64)
+    run, out = compiled("operators", kernel), np.zeros(6, np.int64)
     for a, b in PAIRS:
         run(0, a, b, out.ctypes.data)
         assert out.tolist() == [*_with_operators(a, b)]
+
+
+def test_digits_of_a_number() -> None:
+    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+        low, middle, high = digits(first, last, 3)
+        store_i64(scratch, 0, low)
+        store_i64(scratch, 1, middle)
+        store_i64(scratch, 2, high)
+
+    run, out = compiled("digits", kernel), np.zeros(3, np.int64)
+    for number, size in ((0, 1), (5, 7), (7, 7), (1000, 7), (2**40, 64)):
+        run(0, number, size, out.ctypes.data)
+        assert out.tolist() == [number % size, number // size % 3, number // size // 3]
 
 
 def test_code_over_vectors_has_pythons_operators() -> None:

@@ -103,6 +103,18 @@ def test_every_layout(dtype: str) -> None:
 
 
 @pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
+@pytest.mark.parametrize(("shape", "groups"), [((1, 3, 71, 67), 1), ((3, 4, 1, 9001), 2), ((33, 6, 1, 3), 3)])
+def test_rows_of_nchw_of_any_length(shape: tuple[int, ...], groups: int) -> None:
+    """Rows that are several partial sums, with a remainder, or less than a vector; several splits."""
+    x, *rest = arrays(shape)
+    right = definition(x.astype("f8"), *rest, groups)
+    for op, (whole, *each) in {FORWARD: right[:3], BACKWARD: right[3:]}.items():
+        for result, wanted in zip(run(op, shape, groups, "NCHW", "float32") or (), (whole, *each), strict=True):
+            error = np.abs(result.astype("f8").reshape(-1) - wanted.reshape(-1)).max()
+            assert error <= 2e-5 * max(1.0, np.abs(wanted).max()), (op, error)
+
+
+@pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
 def test_bits_are_the_same_for_any_number_of_threads() -> None:
     for layout, shape, groups in (
         ("NCHW", (40, 20, 9, 7), 5),

@@ -5,13 +5,12 @@ powers. The logarithm is x - (most + log(total)).
 """
 
 import math
-import operator
 
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import float64_bits, word
 from blockconv.jit.ir import const, counted
-from blockconv.kernels.common.axis_walk import AxisArgs, axis_walk
+from blockconv.kernels.common.axis_walk import AxisArgs, axis_walk, softmax_terms
 
 
 @jit.kernel
@@ -30,24 +29,15 @@ def softmax(element: ElementType, lanes, direction, log, zero_rows=0):
         def powers(at):
             return run.own + at.own if v.is_narrow else run.dst + at.offset
 
-        (most,) = w.folded(lambda at: [x(at, -math.inf)], 1, v.larger, -math.inf)
-        if zero_rows:
-            most = v.or_zero(most, -math.inf)
-
-        def power(at):
-            found = v.exp_to_zero(x(at) - most)
+        def put(power, at):
             if not log:
-                v.computed.store(found, powers(at), at.mask)
-            return [found]
+                v.computed.store(power, powers(at), at.mask)
 
-        (total,) = w.folded(power, 1, operator.add, 0.0)
+        most, total, factor = softmax_terms(w, lambda at: x(at, -math.inf), x, put, zero_rows)
         if log:
             subtrahend = most + v.log(total)
             w.each(lambda at: w.out.store(x(at) - subtrahend, run.dst + at.offset, at.mask))
             return
-        factor = 1.0 / total
-        if zero_rows:
-            factor = v.or_zero(factor, math.inf)
 
         def result(at):
             w.out.store(v.computed.load(powers(at), at.mask) * factor, run.dst + at.offset, at.mask)

@@ -11,7 +11,7 @@ from blockconv.core.python import bounded_cache
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, float64_bits, word
 from blockconv.jit.ir import I32, I64, const, emitted, pointer
-from blockconv.jit.values import build
+from blockconv.jit.values import binary, build
 from blockconv.kernels.common.vectors import Vectors
 
 
@@ -68,8 +68,8 @@ def activate_scalar(value, address, kind):
     v = Vectors(ElementType.of(8 if value.type == ir.DoubleType() else 4), 1)
     low, high = parameters_at(v, address)
     number = ActivationArguments.load(address).number
-    number = build.select(build.icmp_signed("==", kind, const(ActivationKind.OTHER)), number, const(0))
+    number = build.select(binary("eq", kind, ActivationKind.OTHER), number, const(0))
     other = activate(v, v.splat(value), number, [low, high])
     clipped = v.clip(v.splat(value), v.splat(low), v.splat(high))
-    chosen = build.select(build.icmp_signed("==", kind, const(ActivationKind.CLIP)), clipped, other)
+    chosen = build.select(binary("eq", kind, ActivationKind.CLIP), clipped, other)
     return build.extract_element(chosen, I32(0))

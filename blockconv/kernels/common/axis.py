@@ -9,7 +9,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType
 from blockconv.jit import Kernel
 from blockconv.jit.records import fill
-from blockconv.kernels.common.axis_walk import ACROSS, ALONG, ALONG_BLOCKS, AxisArgs
+from blockconv.kernels.common.axis_walk import ACROSS, ALONG, ALONG_BLOCKS, ALONG_ROWS, OF_ONE, AxisArgs
 from blockconv.kernels.common.conversion import conversion_words
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.request import Request
@@ -72,7 +72,7 @@ class WalkedAxis(NamedTuple):
     @property
     def own_step(self) -> int:
         """Bytes of the body's memory for an element of the axis."""
-        return self.element.computed.itemsize * (self.lanes if self.across else 1)
+        return self.element.computed.itemsize * (self.lanes if self.direction in OF_ONE else 1)
 
     def launch(self, kernel: Kernel, own: int = 0, made: type[AxisArgs] = AxisArgs, **words) -> Launch:
         """The launch of an axis's kernel. own: bytes of the body's memory. words: of a block that is `made` of more."""
@@ -105,11 +105,31 @@ def walked_axis(request: Request, axis: int, given: Quantizations = None, gather
         stride=along[0].src if direction != ALONG and along else 0,
         tail=layout.padded_shape(shape)[axis] - size,
         gathered=is_cut and gathers and size * itemsize <= m.second_level_cache // 4,
-        own=0,
         **element_words(layout, shape, element, given),
     )
     tasks = outer.size * -(-inner.size // lanes) if direction == ACROSS else math.prod(shape) // size
     return WalkedAxis(args, element, lanes, direction, tasks, request.threads)
+
+
+def walked_rows(request: Request, groups: int, by_group: bool) -> WalkedAxis:
+    """The walk over groups of neighbouring channels, whose pixels are contiguous rows: by image, or by group."""
+    layout, shape, element = request.dst, request.problem.shape, request.types.src
+    itemsize, (images, channels, *spatial) = element.itemsize, shape
+    pixels, rows = math.prod(spatial), channels // groups
+    loops = Loop(images, (channels * pixels * itemsize,)), Loop(groups, (rows * pixels * itemsize,))
+    outer, inner = reversed(loops) if by_group else loops
+    args = AxisArgs(
+        outer_stride=outer.src,
+        outer=groups * by_group,
+        inner=inner.size,
+        inner_stride=inner.src,
+        size=rows * pixels,
+        extent=pixels,
+        stride=pixels * itemsize,
+        **element_words(layout, shape, element, None),
+    )
+    lanes = request.machine.lanes(element.computed.itemsize)
+    return WalkedAxis(args, element, lanes, ALONG_ROWS, groups * images, request.threads)
 
 
 def element_words(layout: Layout, shape: Shape, element: ElementType, given: Quantizations) -> dict[str, Any]:

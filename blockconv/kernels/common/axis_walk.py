@@ -1,16 +1,19 @@
 """The walk over an axis of an array in any layout, for results that need all elements of the axis.
 
 A *position* is an index of all dimensions but the axis. A body is vector code that visits a position's elements, as
-often as it likes (`AxisWalk.each`, `AxisWalk.folded`). It is written once, and compiled for one of three directions:
+often as it likes (`AxisWalk.each`, `AxisWalk.folded`). It is written once, and compiled for one of four directions:
 
 - Along a contiguous axis (NHWC). A vector holds elements of the axis.
 - Along contiguous blocks of it (NCHW16). Blocks that are no whole vectors are first gathered in the scratch, one
   position at a time.
 - Across contiguous positions (NCHW). A vector holds one element of the axis for each of several positions.
+- Along rows. An element of the axis is a row of contiguous elements, as a channel of NCHW for a norm of all pixels.
 
 Results of channels that do not exist are zeros, whatever the source has there.
 """
 
+import itertools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,8 +21,8 @@ from typing import Any, NamedTuple
 from blockconv.core.python import zipped
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, in_bytes, in_elements, word
-from blockconv.jit.ir import const, counted, emitted
-from blockconv.jit.values import build
+from blockconv.jit.ir import const, counted, digits, emitted
+from blockconv.jit.values import build, least
 from blockconv.kernels.common.conversion import ConversionArguments, read_and_written
 from blockconv.kernels.common.copies import copy_blocks, gather_blocks
 from blockconv.kernels.common.floats import Floats
@@ -27,8 +30,11 @@ from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.vectors import fill_elements
 from blockconv.kernels.common.walk import PaddedChannels, zero_missing
 
-ALONG, ALONG_BLOCKS, ACROSS = range(3)  # directions
+ALONG, ALONG_BLOCKS, ACROSS, ALONG_ROWS = range(4)  # directions
+OF_ONE = ACROSS, ALONG_ROWS  # a vector is of one element of the axis, and the body's memory has a vector for each
 PARTIAL = 64  # vectors of a partial sum: errors grow with the number of additions to it, and to the total
+Values = Callable[["At"], list[Any]]
+ROW_UNROLL = 4  # accumulators along rows: an addition need not wait for the one before
 
 
 class AxisArgs(Operands):
@@ -38,11 +44,14 @@ class AxisArgs(Operands):
     inner = word("positions in the inner loop")
     inner_stride = in_bytes("from a position of the inner loop to the next")
     size = in_elements("the axis's elements at a position")
-    extent = in_elements("contiguous elements of the axis: those of a block, or all; 1 across positions")
+    extent = in_elements("contiguous elements of the axis: those of a block, of a row, or all; 1 across positions")
     stride = in_bytes("from an extent to the next, at one position")
-    tail = in_elements("elements that the last block lacks, to be zeros in the destination")
-    gathered = word("whether blocks are no whole vectors: then they are computed in a contiguous copy", "0 or 1")
-    own = in_bytes("from the scratch to the memory of the body")
+    tail = in_elements("elements that the last block lacks, to be zeros in the destination", 0)
+    gathered = word("whether blocks are no whole vectors: then they are computed in a contiguous copy", "0 or 1", 0)
+    own = in_bytes("from the scratch to the memory of the body", 0)
+    outer = word(
+        "along rows, positions in the outer loop, if these have parameters of their own; 0: the inner's", "", 1
+    )
     integers = group(ConversionArguments, "what elements of 8 bits stand for")
     blocks = group(PaddedChannels, "across positions")
 
@@ -53,6 +62,7 @@ class AxisRun(NamedTuple):
     src, dst: the addresses of its first element.
     size, extent, extents, stride: as of `AxisArgs`; how many extents there are.
     number: of the first position, in memory order.
+    parameters: from the first of an array by elements of axes to this axis's, in bytes.
     offset: from the first position of all to it, in bytes.
     positions: how many there are; only a vector's lanes of them are computed.
     own: the address of the body's memory.
@@ -66,10 +76,14 @@ class AxisRun(NamedTuple):
     extents: int
     stride: int
     number: int
+    parameters: int
     offset: int
     positions: int
     own: int
     args: int
+
+
+NO_RUN = AxisRun(*[const(0)] * len(AxisRun._fields))
 
 
 class At(NamedTuple):
@@ -79,12 +93,14 @@ class At(NamedTuple):
     own: from the first of as many vectors of the computed type, in bytes.
     beside: from the first of an array that has one element of the computed type for each of the axis.
     mask: of the lanes that exist; None: all.
+    which: of the accumulators it is added to.
     """
 
     offset: Any
     own: Any
     beside: Any
     mask: Any | None
+    which: int = 0
 
 
 class AxisWalk:
@@ -94,100 +110,110 @@ class AxisWalk:
     own_step: bytes of the body's memory from an element of the axis to the next.
     """
 
-    def __init__(self, ends: tuple[Floats, Floats], run: AxisRun, direction: int, mask: Any | None = None) -> None:
+    def __init__(
+        self, ends: tuple[Floats, Floats], run: AxisRun, direction: int = ALONG, mask: Any | None = None
+    ) -> None:
         self.run, self.direction, self.mask = run, direction, mask
         self.v, self.out = ends
-        across = self.across = direction == ACROSS
-        self.own_step = self.v.computed.bytes if across else self.v.computed.itemsize
+        self.across, self.unroll = direction == ACROSS, ROW_UNROLL if direction == ALONG_ROWS else 1
+        self.own_step = self.v.computed.bytes if direction in OF_ONE else self.v.computed.itemsize
 
-    def each(self, body: Callable[[At], None], after: Callable[[], None] | None = None) -> None:
-        """body(at) for each vector, in order; after() after `PARTIAL` of them at the most, and at the end."""
-        v, run = self.v, self.run
-        if self.direction == ALONG:
-            self._along(const(0), const(0), run.size, body, after)
-            return
-        with counted(run.extents) as extents:
-            first = extents * run.extent
-            offset, beside = extents * run.stride, first * v.computed.itemsize
-            if self.across:
-                body(At(offset, first * v.computed.bytes, beside, self.mask))
+    def place(self, at):
+        """The offset of a vector of an extent, in bytes, of one where vectors are contiguous."""
+        return at
+
+    def each(self, body: Callable[..., None], after: Callable[[At], None] | None = None, of_row=None) -> None:
+        """body(at) for each vector, in order; after(at) after `PARTIAL` of them at the most, and at the end.
+
+        of_row(at): more arguments of `body`, which along rows are those of the whole row.
+        """
+        v, run, more = self.v, self.run, of_row or (lambda at: ())
+        by_rows, itemsize = of_row is not None and self.direction == ALONG_ROWS, v.computed.itemsize
+        extents, extent, step, lanes = run.extents, run.extent, v.itemsize, v.lanes
+        if self.across:
+            extents, extent, step, lanes = const(1), run.extents, run.stride, 1
+        elif self.direction in (ALONG, ALONG_ROWS) and not by_rows:
+            extents, extent = const(1), run.size
+
+        def part(done, count) -> None:
+            """A part of each extent: all of it, or the vectors of a partial sum."""
+            with counted(extents) as n:
+                first = n if by_rows else n * extent + done
+                row = At(n * run.stride + done * step, first * self.own_step, first * itemsize, self.mask)
+                of_all, rest = more(row) if by_rows else None, run.size - first
+
+                def visit(at: At) -> None:
+                    body(at, *more(at) if of_all is None else of_all)
+
+                def vector(at, mask: Any | None, which: int = 0) -> None:
+                    own, beside = row[1:3] if by_rows else [row.beside + v.in_computed(at)] * 2
+                    visit(At(row.offset + self.place(at), own, beside, mask, which))
+
+                if self.across:
+                    with counted(count) as k:
+                        visit(
+                            At(row.offset + k * step, row.own + k * self.own_step, row.beside + k * itemsize, self.mask)
+                        )
+                else:
+                    v.each(count if by_rows else least(rest, count), vector, self.unroll)
                 if after is not None:
-                    with build.if_then(build.icmp_signed("==", first & PARTIAL - 1, const(PARTIAL - 1))):
-                        after()
-            else:
-                rest = run.size - first
-                size = build.select(rest < run.extent, rest, run.extent)
-                self._along(offset, beside, size, body, after)
-        if self.across and after is not None:
-            after()
-
-    def _along(self, offset, beside, size, body: Callable[[At], None], after) -> None:
-        """The same for a contiguous extent."""
-        v, most = self.v, const(PARTIAL * self.v.lanes)
-
-        def part(start, count) -> None:
-            def vector(at, mask: Any | None) -> None:
-                element = beside + v.in_computed(start + at)
-                body(At(offset + (start + at), element, element, mask))
-
-            v.each(count, vector)
+                    after(row)
 
         if after is None:
-            part(const(0), size)
+            part(const(0), extent)
             return
-        with counted(build.sdiv(size + (most - 1), most)) as n:
+        most = PARTIAL * self.unroll * lanes
+        with counted((extent + (most - 1)) // most) as n:
             done = n * most
-            rest = size - done
-            part(done * v.itemsize, build.select(rest < most, rest, most))
-            after()
+            part(done, least(extent - done, most))
 
-    def folded(
-        self, values: Callable[[At], list[Any]], count: int, combine: Any, first: float, partial: bool = False
-    ) -> list[Any]:
+    def folded(self, values: Values, count: int, combine: Any, first: float, partial=False, then=None) -> list[Any]:
         """The `count` values of all vectors combined: in every lane along an axis, in each position's lane across.
 
         first: what `combine` begins with, and does not change. partial: parts are combined first, and then these.
+        then(values, at): a linear function of values, which is combined in their place; along rows, of a row's sums.
         """
-        v = self.v
+        v, by_rows = self.v, then is not None and self.direction == ALONG_ROWS
         begin = v.c(first)
-        slots, totals = v.slots(count, begin), v.slots(count * partial, begin)
+        parts, totals = [v.slots(self.unroll, begin) for _ in range(count)], v.slots(count * partial, begin)
 
         def add(at: At) -> None:
-            for slot, value in zipped(slots, values(at)):
+            found = values(at)
+            for slots, value in zipped(parts, then(found, at) if then and not by_rows else found):
                 # Lanes that do not exist have no part in what is combined.
                 exists = value if self.across or at.mask is None else build.select(at.mask, value, begin)
-                slot.held = combine(exists, slot.held)
+                slots[at.which].held = combine(exists, slots[at.which].held)
 
-        def after() -> None:
-            for total, slot in zipped(totals, slots):
-                total.held = combine(total.held, slot.held)
+        def after(at: At) -> None:
+            found = [v.total(slots, combine) for slots in parts]
+            for total, value in zipped(totals, then(found, at) if then and by_rows else found):
+                total.held = combine(total.held, value)
+            for slot in itertools.chain(*parts):
                 slot.held = begin
 
-        self.each(add, after if partial else None)
-        found = v.loaded(totals or slots)
+        self.each(add, after if partial else None, (lambda at: ()) if by_rows else None)
+        found = v.loaded(totals) or [v.total(slots, combine) for slots in parts]
         return found if self.across else [v.fold(value, combine) for value in found]
 
-    def sums(self, values: Callable[[At], list[Any]], count: int) -> list[Any]:
+    def sums(self, values: Values, count: int, then=None) -> list[Any]:
         """The sums of `count` values of all vectors, as `folded` has them, made of partial sums."""
-        return self.folded(values, count, operator.add, 0.0, partial=True)
+        return self.folded(values, count, operator.add, 0.0, partial=True, then=then)
 
     def parameter(self, address, at: At):
         """The numbers of an array with one for each element of the axis."""
-        first, v = address + at.beside, self.v.computed
-        return v.broadcast(first) if self.across else v.load(first, at.mask)
+        first, v = address + self.run.parameters + at.beside, self.v.computed
+        return v.broadcast(first) if self.direction in OF_ONE else v.load(first, at.mask)
 
     def put_parameter(self, value, address, at: At) -> None:
-        """Store the numbers of such an array; not across positions."""
+        """Store the numbers of such an array; along an axis, and not along rows."""
         self.v.computed.store(value, address + at.beside, at.mask)
 
-    def add_to_parameter(self, value, address, at: At) -> None:
-        """Add to the numbers of such an array; across positions, the sum of all."""
-        v = self.v.computed
-        if self.across:
-            total = v.fold(value if at.mask is None else build.select(at.mask, value, v.zero))
-            v.store_first(self.parameter(address, at) + total, address + at.beside, 1)
-        else:
-            self.put_parameter(self.parameter(address, at) + value, address, at)
+    def add_to_own(self, value, address, at: At) -> None:
+        """Add to an array in the body's memory."""
+        v, first, mask = self.v.computed, address + at.own, None if self.across else at.mask
+        if self.across and at.mask is not None:
+            value = build.select(at.mask, value, v.zero)
+        v.store(v.load(first, mask) + value, first, mask)
 
     def put_statistic(self, value, address) -> None:
         """Store a number of each position, in memory order, in an array of the computed type."""
@@ -203,6 +229,27 @@ class AxisWalk:
         v = self.v.computed
         at = address + self.run.number * v.itemsize
         return v.load(at, self.mask) if self.across else v.broadcast(at)
+
+
+def softmax_terms(w: AxisWalk, first: Callable[[At], Any], x: Callable[[At], Any], put, zero_rows) -> tuple[Any, ...]:
+    """The largest x, the total of all e^(x - largest), and 1 / total.
+
+    first(at): a vector of x, for the first visit. put(powers, at): stores what the total is of. zero_rows: as of
+    `SoftmaxProblem`.
+    """
+    v = w.v
+    (most,) = w.folded(lambda at: [first(at)], 1, v.larger, -math.inf)
+    if zero_rows:
+        most = v.or_zero(most, -math.inf)
+
+    def power(at: At) -> list[Any]:
+        found = v.exp_to_zero(x(at) - most)
+        put(found, at)
+        return [found]
+
+    (total,) = w.folded(power, 1, operator.add, 0.0)
+    factor = 1.0 / total
+    return most, total, v.or_zero(factor, math.inf) if zero_rows else factor
 
 
 def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[AxisWalk], None]):
@@ -230,20 +277,24 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
         a = held(args)
         size, extent, stride = a.size, a.extent, a.stride
         last_extent = (size - 1) // extent
-        outer, inner = first // a.inner, first % a.inner
+        inner, outer = digits(first, a.inner)
         for task in range(first, last):
             at = outer * a.outer_stride + inner * a.inner_stride
-            outer, inner = (outer, inner + 1) if inner + 1 < a.inner else (outer + 1, 0)
             src, dst, own = a.src + at, a.dst + at, scratch + a.own
             whole, blocks, step, x, y = extent, last_extent + 1, stride, src, dst
             if in_blocks and a.gathered:
                 whole, blocks, step, x, y = size, 1, 0, scratch, scratch
                 gather_blocks(scratch, src, size * itemsize, extent * itemsize, stride)
-            run(AxisRun(x, y, size, whole, blocks, step, task, at, 1, own, a.address))
+            number, group = task, inner
+            if a.outer and direction == ALONG_ROWS:
+                number, group = inner * a.outer + outer, outer
+            parameters = group * blocks * element.computed.itemsize if direction == ALONG_ROWS else 0
+            run(AxisRun(x, y, size, whole, blocks, step, number, parameters, at, 1, own, a.address))
             if in_blocks and a.gathered:
                 copy_blocks(dst, stride, scratch, extent * itemsize, size * itemsize, extent * itemsize)
             end = dst + last_extent * stride + (size - last_extent * extent) * itemsize
             fill_elements(itemsize, end, a.tail, a.blocks.zero)
+            outer, inner = (outer, inner + 1) if inner + 1 < a.inner else (outer + 1, 0)
 
     def over_positions(args: AxisArgs, first, last, scratch):
         a = held(args)
@@ -254,7 +305,7 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
             position = following
             at = outer * a.outer_stride + position * itemsize
             number, left, own = outer * inner + position, inner - position, scratch + a.own
-            run(AxisRun(a.src + at, a.dst + at, size, 1, size, stride, number, at, left, own, a.address))
+            run(AxisRun(a.src + at, a.dst + at, size, 1, size, stride, number, 0, at, left, own, a.address))
             outer, following = (outer, position + lanes) if left > lanes else (outer + 1, 0)
             for j in range(size if a.blocks.valid else 0):
                 zero_missing(a.blocks, a.dst, (at + j * stride) // itemsize, min(lanes, left), itemsize)

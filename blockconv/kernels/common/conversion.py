@@ -98,9 +98,9 @@ def convert_extents(moved: Moved, lanes: int, one_vector: int, x: ConvertedExten
     def extent(src, dst) -> None:
         with build.if_else(x.size >= lanes) as (long, short):
             with long:
-                with counted(build.sdiv(x.size, const(lanes))) as part:
+                with counted(x.size // lanes) as part:
                     at(vectors, part * lanes, src, dst)
-                with build.if_then(truth(build.srem(x.size, const(lanes)))):
+                with build.if_then(truth(x.size % lanes)):
                     at(vectors, x.size - lanes, src, dst)
             with short, counted(x.size) as element:
                 at(one, element, src, dst)

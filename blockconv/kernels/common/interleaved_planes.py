@@ -5,7 +5,7 @@ Each plane has every s-th column, for a stride s, and was computed separately.
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, address, in_bytes, in_columns, in_rows, word
-from blockconv.jit.ir import load_bits, store_bits
+from blockconv.jit.ir import digits, load_bits, store_bits
 from blockconv.kernels.common.packed_pixels import bits_transposer
 
 FEW = 4  # elements of a vector of few
@@ -60,8 +60,7 @@ def interleave_rows(itemsize, lanes):
     def kernel(a: InterleaveArgs, first, last, scratch):
         sh, sw, columns, parts = a.sh, a.sw, a.columns, InterleavedPlanes(a.planes)
         for task in range(first, last):
-            part, plane = task % a.parts, task // a.parts
-            c, n = plane % a.channels, plane // a.channels
+            part, c, n = digits(task, a.parts, a.channels)
             dst_plane = a.dst + n * a.n + c * a.channel
             for begin in range(a.begins):
                 of_row = parts[begin * columns]

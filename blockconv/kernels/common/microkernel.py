@@ -21,7 +21,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, NEAREST, call_kernel, const, counted, emit_prefetch, emitted, opaque
-from blockconv.jit.values import alloca_once, build, truth
+from blockconv.jit.values import alloca_once, build, least, truth
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
 from blockconv.kernels.common.epilogue import TileEpilogue, finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
@@ -196,7 +196,7 @@ def _reduce_block(spec: TileSpec, run: TileRecord, record) -> None:
     v = spec.tile.code()
     is_last = truth(run.is_last)
     accs = _accumulators(spec, run)
-    with build.if_then(build.icmp_signed("==", run.is_first, const(0))):
+    with build.if_then(~truth(run.is_first)):
         v.restore(accs, run.sums)
     _reduce(spec, run, accs)
     with build.if_else(is_last) as (finished, kept):
@@ -328,7 +328,7 @@ class Reduction(NamedTuple):
         with build.if_then(truth(opaque(run.ahead))):  # opaque: else LLVM makes two loops
             last = run.runs * run.run_steps + run.tail_steps - 1
             following = step + 1
-            following = build.select(following < last, following, last)
+            following = least(following, last)
             x = source_of(run, following)
             for pixel in self.ahead:
                 emit_prefetch(x + pixel * run.src_pixel, NEAREST)

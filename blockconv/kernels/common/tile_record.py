@@ -6,7 +6,7 @@ from typing import Any
 
 from blockconv.jit.arguments import Arguments, address, in_bytes, in_channels, in_rows, kernel_address, word
 from blockconv.jit.ir import I64, const, counted, emitted, load_i64
-from blockconv.jit.values import alloca_once, build
+from blockconv.jit.values import alloca_once, build, least, truth
 from blockconv.kernels.common.tile import LINE
 
 
@@ -81,7 +81,7 @@ def each_step(run: TileRecord, cut: bool, start=None, count=None) -> Iterator[An
         with counted(steps) as n:
             yield begin + n
         remaining = left.held - 1
-        is_last = build.icmp_signed("==", remaining, const(0))
+        is_last = ~truth(remaining)
         left.held = build.select(is_last, run.rows, remaining)
         first.held = begin + build.select(is_last, to_next_run, run.row_steps)
 
@@ -106,7 +106,7 @@ def kernel_of_tiles(compute: Callable[[TileRecord, Any, Any], None], spec, kept:
 
         def further(number, each, last):
             distance = number * each
-            return build.select(distance < last, distance, last)
+            return least(distance, last)
 
         with counted(run.tiles) as number:
             of_tile = run._replace(

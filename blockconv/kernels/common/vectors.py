@@ -15,7 +15,7 @@ from blockconv.core.checks import Pair
 from blockconv.core.python import zipped
 from blockconv.core.types import SIGNED, ElementType, Types
 from blockconv.jit.ir import I32, call_llvm, const, constants, counted, emitted, join, pointer, shuffle, splat, vector
-from blockconv.jit.values import alloca_once, build, truth
+from blockconv.jit.values import alloca_once, binary, build, truth
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 
 # (e^x - 1) / x in float32, for |x| up to half of log(2), which exp reduces its argument to; highest power first.
@@ -227,7 +227,7 @@ class Vectors:
             if count == self.lanes:
                 slot.held = self.load(address)
                 return
-            with build.if_else(build.icmp_signed("==", period, const(count))) as (this, larger):
+            with build.if_else(binary("eq", period, count)) as (this, larger):
                 with this:
                     slot.held = self.repeated(address, count)[0]
                 with larger:
@@ -259,7 +259,7 @@ class Vectors:
                     body(at + k * self.bytes, None, k)
             first = groups * (unroll * self.bytes)
             rest = count - groups * (unroll * self.lanes)
-        whole = build.sdiv(rest, const(self.lanes))
+        whole = build.sdiv(rest, const(self.lanes))  # 0 where there are fewer than no elements
         with counted(whole) as n:
             body(first + n * self.bytes, None)
         done = whole * self.lanes

@@ -23,7 +23,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.python import zipped
 from blockconv.core.record import frozen
 from blockconv.jit.arguments import Arguments, address, group, in_bytes, in_channels, in_elements, table, word
-from blockconv.jit.ir import copy_memory, store_bits
+from blockconv.jit.ir import copy_memory, digits, store_bits
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.common.vectors import fill_elements
@@ -121,14 +121,14 @@ def begin_of(a, task, arrays, to):
     to: gets the places of the first `arrays` arrays, with the steps from an extent to the next.
     """
     rows, loop = a.rows, a.loops
-    start, rest = task % a.size_tasks * a.task_size, task // a.size_tasks
-    begin, rest = rest % a.row_tasks * a.task_rows, rest // a.row_tasks
+    size_task, row_task, rest = digits(task, a.size_tasks, a.row_tasks)
+    start, begin = size_task * a.task_size, row_task * a.task_rows
     channel = begin * rows.channels
     for k in range(arrays):
         to[k].step = rows.strides[k].step
         to[k].at = a.arrays[k].at + start * a.arrays[k].step + begin * to[k].step
     for _ in range(a.depth):
-        i, rest = rest % loop.size, rest // loop.size
+        i, rest = digits(rest, loop.size)
         channel += i * loop.channels
         for k in range(arrays):
             to[k].at += i * loop.strides[k].step

@@ -9,7 +9,7 @@ addresses of the arguments and of their record.
 from typing import NamedTuple
 
 from blockconv import jit
-from blockconv.jit.ir import call_kernel, copy_memory, fill_memory, load_bits, load_i64, prefetch, store_bits
+from blockconv.jit.ir import call_kernel, copy_memory, digits, fill_memory, load_bits, load_i64, prefetch, store_bits
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tasks import extent_of_task
 from blockconv.kernels.common.tile import LINE
@@ -314,10 +314,8 @@ def conv_tiles():
             call_kernel(a.enter, tiles, 0, 0, 0)
         packed = -1
         for task in range(first, last):
-            split, rest = task % a.splits, task // a.splits
-            col_task, above = rest % a.col_tasks, rest // a.col_tasks
-            row_task, above = above % a.row_tasks, above // a.row_tasks
-            group, n = above % a.groups, above // a.groups
+            split, rest = digits(task, a.splits)
+            col_task, row_task, group, n = digits(rest, a.col_tasks, a.row_tasks, a.groups)
             task_rows = extent_of_task(a.oh, rows, a.row_tasks, row_task)
             task_cols = extent_of_task(a.ow, pixels, a.col_tasks, col_task)
             row, col = _window_of(a, task_rows, task_cols)

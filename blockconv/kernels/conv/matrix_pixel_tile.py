@@ -13,7 +13,7 @@ from typing import Any
 
 from blockconv import jit
 from blockconv.jit.ir import const, counted
-from blockconv.jit.values import build
+from blockconv.jit.values import build, least
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import TileSpec
 from blockconv.kernels.common.requantize import dequantized
@@ -41,7 +41,7 @@ def _compute(run: TileRecord, record, spec: TileSpec) -> None:
     last = const(blocks - spec.rows)
     with counted(const(-(-blocks // spec.rows))) as index:
         first = index * spec.rows
-        first = build.select(first < last, first, last)
+        first = least(first, last)
         steps = run.runs * run.run_steps
         ahead = index * steps * (run.prefetch_lines * LINE)
         now = run._replace(src=run.src + first * LINE_BYTES, prefetch=run.prefetch + ahead)
@@ -89,7 +89,7 @@ def _finish(spec: TileSpec, run: TileRecord, first) -> None:
         )
         finish(tile, out, accs)
 
-    exist = build.select(run.valid < width, run.valid, width)
+    exist = least(run.valid, width)
     whole = build.udiv(exist, const(TOGETHER))
     for begin, channels, count in ((const(0), TOGETHER, whole), (whole * TOGETHER, 1, exist - whole * TOGETHER)):
         with counted(count) as index, counted(const(spec.rows)) as number:

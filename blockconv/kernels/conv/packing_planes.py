@@ -1,7 +1,7 @@
 """The kernels that pack windows for tiles whose vectors run along pixels, as `packing`'s are called."""
 
 from blockconv import jit
-from blockconv.jit.ir import move, prefetch
+from blockconv.jit.ir import digits, move, prefetch
 from blockconv.kernels.common.copies import fill_pixels
 from blockconv.kernels.common.packed_pixels import bits_transposer
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
@@ -93,7 +93,7 @@ def pack_across(channels, touching, phases, stride, lanes, itemsize):
         cols, ic, plane, step = a.window_cols, a.ic_blocks, a.depth * a.packed_block, stride * a.source.col
         row_bytes = cols * itemsize
         for line in range(a.depth * a.window_rows):
-            level, r = line // a.window_rows, line % a.window_rows
+            r, level = digits(line, a.window_rows)
             z, h = wanted.depth + level * a.depth_step, wanted.ih + r * a.row_step
             for phase in range(phases):
                 left, right = columns_in_bounds(a, wanted.iw + phase)

@@ -2,7 +2,7 @@
 
 from blockconv import jit
 from blockconv.jit.arguments import group, in_channels, word
-from blockconv.jit.ir import load_f, store_f
+from blockconv.jit.ir import digits, load_f, store_f
 from blockconv.kernels.common.activation import activate_scalar
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
 from blockconv.kernels.common.operands import ConvOperands
@@ -29,8 +29,7 @@ def conv_reference(itemsize):
         group_ic, group_oc = a.ic // a.g, a.oc // a.g
         residual = a.residual - a.dst
         for task in range(first, last):
-            h, rest = task % a.oh, task // a.oh
-            c, n = rest % a.padded_oc, rest // a.padded_oc
+            h, c, n = digits(task, a.oh, a.padded_oc)
             out = a.dst + n * destination.n + h * destination.row + Geometry.offset(destination, c)
             for w in range(a.ow):
                 at = out + w * destination.col

@@ -19,8 +19,8 @@ from blockconv.jit.arguments import (
     kernel_address,
     word,
 )
-from blockconv.jit.ir import call_kernel, const, copy_memory, counted, emitted, fill_memory, load_i64, store_bits
-from blockconv.jit.values import build
+from blockconv.jit.ir import I64, call_kernel, copy_memory, counted, digits, emitted, fill_memory, load_i64, store_bits
+from blockconv.jit.values import build, truth
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
 from blockconv.kernels.common.interleaved import spread, taps_of_columns
@@ -161,15 +161,15 @@ def columns_tile(at: ColumnsTileSpec):
     def compute(run: TileRecord, record, at: ColumnsTileSpec) -> None:
         v = Vectors(at.acc, at.lanes, at.fma)
         accs = v.slots(count, v.zero)
-        with build.if_then(build.icmp_signed("==", run.is_first, const(0))):
+        with build.if_then(~truth(run.is_first)):
             v.restore(accs, run.sums)
         with counted(run.rows) as row:
             first = row * run.row_steps
             src = source_of(run, first)
-            grad, done, pixels = run.wei + first * (at.grad * v.itemsize), const(0), at.pixels
+            grad, done, pixels = run.wei + first * (at.grad * v.itemsize), I64(0), at.pixels
             while pixels:  # the remainder by halves
-                end = build.sdiv(run.full_steps, const(pixels)) * pixels
-                with counted(end, done, const(pixels)) as col:
+                end = run.full_steps // pixels * pixels
+                with counted(end, done, I64(pixels)) as col:
                     x = src + col * (at.px_step * at.pixel * v.itemsize)
                     _add_pixels(v, at, pixels, (x, run.src_row), grad + col * (at.grad * v.itemsize), accs)
                 done, pixels = end, pixels // 2
@@ -296,9 +296,7 @@ def weights_tiles(acc: ElementType, dst: ElementType, lanes):
         run.bia = scratch + a.zeros_at
         pack.row = scratch + a.row_at
         for task in range(first, last):
-            oc_task, rest = task % a.oc_tasks, task // a.oc_tasks
-            icb, above = rest % a.icbs, rest // a.icbs
-            group, split = above % a.groups, above // a.groups
+            oc_task, icb, group, split = digits(task, a.oc_tasks, a.icbs, a.groups)
             sums = scratch + a.sums_at
             if a.splits > 1:
                 sums = a.workspace + task * a.task_sums
@@ -399,7 +397,7 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
         last = count - 1
 
         def loaded(_: bool) -> list[Any]:
-            rows = [build.select(k < count, const(k), last) for k in range(lanes)]
+            rows = [build.select(k < count, I64(k), last) for k in range(lanes)]
             offsets = [load_i64.emit(w.rows, row) for row in rows]
             sums = held.in_slots(held.load(w.sums + offset) for offset in offsets)
             with counted(w.splits - 1) as number:
@@ -409,7 +407,7 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
             return held.loaded(sums)
 
         def store(k: int, value, whole: bool) -> None:
-            stored = None if whole else v.computed.below(build.select(k < channels, count, const(0)))
+            stored = None if whole else v.computed.below(build.select(k < channels, count, I64(0)))
             v.store(value, w.dst + k * w.apart, stored)
 
         is_whole = (count >= lanes) & (channels >= lanes)
@@ -426,9 +424,8 @@ def add_splits(acc: ElementType, dst: ElementType, lanes):
 
     def kernel(a: WeightsArguments, first, last, scratch):
         for number in range(first, last):
-            k, task = number % a.task_ocbs, number // a.task_ocbs
-            oc_task, rest = task % a.oc_tasks, task // a.oc_tasks
-            icb, group = rest % a.icbs, rest // a.icbs
+            k, task = digits(number, a.task_ocbs)
+            oc_task, icb, group = digits(task, a.oc_tasks, a.icbs)
             ocb = a.ocbs * oc_task // a.oc_tasks + k
             if ocb < _end_ocb(a, group, oc_task):
                 sums = a.workspace + task * a.task_sums

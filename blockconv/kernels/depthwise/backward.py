@@ -27,8 +27,8 @@ from blockconv import jit
 from blockconv.core.activation import ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
-from blockconv.jit.ir import const, emitted, fill_memory, load_i64, opaque, picked
-from blockconv.jit.values import build
+from blockconv.jit.ir import const, digits, emitted, fill_memory, load_i64, opaque, picked
+from blockconv.jit.values import build, least
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ChannelVector, ConvSizes, Geometry, image_at
@@ -262,7 +262,7 @@ class _WeightsCode(_Code):
             for base, start in masks:
                 begin = left + (base + start)
                 inside, reached = axis.src_size - begin, behind * stride - start
-                mask = self.between(-begin, build.select(inside < reached, inside, reached))
+                mask = self.between(-begin, least(inside, reached))
                 masks[base, start] = mask if spec.pixels > 1 else mask & grad_mask
         # Vectors of the gradient of a step, of the one before, ...
         self.grads = self.sums.slots(spec.reach + 1 if spec.keeps_gradients else 1, self.sums.zero)
@@ -382,7 +382,7 @@ def depthwise_weights(shape: GradientSpec):
         a = held(DepthwiseWeightsArguments(args))
         fill_memory(scratch, zeros, 0)
         for task in range(first, last):
-            split, group = task // a.groups, task % a.groups
+            group, split = digits(task, a.groups)
             start, end = a.n * a.oh * split // a.splits, a.n * a.oh * (split + 1) // a.splits
             first_vector, end_vector = a.vectors * group // a.groups, a.vectors * (group + 1) // a.groups
             sums = a.sums + split * a.vectors * each
@@ -552,7 +552,7 @@ def depthwise_data_of_pixels(shape: GradientSpec):
         s, d = a.source, a.destination
         fill_memory(scratch, zeros, 0)
         for task in range(first, last):
-            n, block = task // a.blocks, task % a.blocks
+            block, n = digits(task, a.blocks)
             src, dst = a.src + n * s.n + block * s.block, a.dst + n * d.n + block * d.block
             code = data_code(shape, a, scratch, a.wei + block * (taps * size), a.bia + block * size)
             _compute_plane(code, shape, a, src, dst)

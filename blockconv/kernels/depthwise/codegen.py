@@ -24,7 +24,7 @@ from llvmlite import ir
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, counted, every_pixel, opaque, picked, shuffle
-from blockconv.jit.values import build
+from blockconv.jit.values import binary, build
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.halves import widened
@@ -294,7 +294,7 @@ class FloatTile:
         if first + 1 == len(self.variants):
             self.reduce(variant)
             return
-        with build.if_else(build.icmp_signed("==", self.run.variant, const(number))) as (this, others):
+        with build.if_else(binary("eq", self.run.variant, number)) as (this, others):
             with this:
                 self.reduce(variant)
             with others:
@@ -413,7 +413,7 @@ class FloatTile:
     def reduce_any(self) -> None:
         """Reduce any number of taps, with any stride and dilation, one by one. `zeros` replaces padding."""
         spec, u, taken = self.spec, self.unrolled, self.taken
-        groups = build.sdiv(self.loop.taps + (taken - 1), const(taken))
+        groups = (self.loop.taps + (taken - 1)) // taken
         with counted(groups) as group, counted(u.taps) as taps:
             wei = self.run.wei + group * self.loop.wei_step
             weights = self.parts(wei + taps * u.wei_step)

@@ -5,7 +5,7 @@ import functools
 from blockconv import jit
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, group, held, word
-from blockconv.jit.ir import emitted, fill_memory, prefetch
+from blockconv.jit.ir import digits, emitted, fill_memory, prefetch
 from blockconv.kernels.common.copies import copy_bytes, gather_window
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
 from blockconv.kernels.common.operands import ConvOperands
@@ -98,8 +98,7 @@ def task_of(a, number):
 
     It computes a chunk of an image's rows, and a group of the table's entries.
     """
-    chunk, rest = number % a.chunks, number // a.chunks
-    group, n = rest % a.groups, rest // a.groups
+    chunk, group, n = digits(number, a.chunks, a.groups)
     first, row = group * a.group_entries, chunk * a.chunk_rows
     return n, first, min(a.entries, first + a.group_entries), row, min(a.oh, row + a.chunk_rows)
 

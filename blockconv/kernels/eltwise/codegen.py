@@ -263,7 +263,7 @@ def _lasts(dst: _Side, form: EltwiseForm, x: Extents) -> Iterator[Callable[[Any]
             table = FUNCTIONS if form.act == ActivationKind.FUNCTION else ACTIVATIONS
             for name, definition in table.items():
                 if definition.code is not None:
-                    with build.if_then(build.icmp_signed("==", given.number, const(NUMBERS[name]))):
+                    with build.if_then(binary("eq", given.number, NUMBERS[name])):
                         yield lambda x, d=definition: d.code(v, x, *parameters[: len(d.parameters)])  # type: ignore[misc]
 
 

@@ -7,7 +7,7 @@ from blockconv.core.checks import MOST_DIMENSIONS
 from blockconv.core.element_problem import ScanKind, ScatterKind
 from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, address, in_bytes, in_elements, table, word
-from blockconv.jit.ir import copy_memory, fetch_add, fill_memory, load_i64, store_i64
+from blockconv.jit.ir import copy_memory, digits, fetch_add, fill_memory, load_i64, store_i64
 from blockconv.kernels.common.numbers import number_at, put_number
 from blockconv.kernels.common.operands import Operands
 
@@ -63,8 +63,7 @@ def item_of(a, type, k):
     """
     at, index, loop = 0, a.indices, a.loops
     for _ in range(a.depth):
-        size = loop.size
-        i, k = k % size, k // size
+        i, k = digits(k, loop.size)
         at, index = at + i * loop.data, index + i * loop.indices
         loop = loop[1]
     for c in range(a.components):

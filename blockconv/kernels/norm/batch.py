@@ -16,7 +16,7 @@ import math
 
 from blockconv import jit
 from blockconv.core.types import ElementType, element
-from blockconv.jit.ir import as_float64, fill_memory, load_f, store_f
+from blockconv.jit.ir import as_float64, digits, fill_memory, load_f, store_f
 from blockconv.kernels.norm.codegen import (
     FACTORS,
     GRADIENT_SHIFTS,
@@ -51,16 +51,16 @@ _get, _put = _numbers(8)
 
 def _span(a, unit, number, totals, terms):
     """The span of a unit's chunk, given the chunk's number in all images."""
-    part, rest = number % a.row_chunks, number // a.row_chunks
-    row, image = rest % a.rows, rest // a.rows
+    part, row, image = digits(number, a.row_chunks, a.rows)
     at = image * a.n + unit * a.block_stride + row * a.row_stride
-    return span_of(a, at, part * a.chunk, a.pixels, unit * a.unit, totals, terms)
+    return span_of(a, at, part * a.chunk, unit * a.unit, totals, terms)
 
 
 def _elements(a, split):
     """Elements of a channel before a split."""
     number = a.chunks * split // a.splits
-    return number // a.row_chunks * a.pixels + number % a.row_chunks * a.chunk
+    part, rows = digits(number, a.row_chunks)
+    return rows * a.pixels + part * a.chunk
 
 
 def _store_output(a, channel, terms, get, put):
@@ -83,7 +83,7 @@ def batch_sums(kind: ElementType, lanes, period, is_backward, bounded: bool):
     def kernel(a: NormArgs, first, last, scratch):
         room = a.room
         for task in range(first, last):
-            split, unit = task // a.units, task % a.units
+            unit, split = digits(task, a.units)
             totals, channels = a.work + 16 * room * task, min(a.unit, a.channels - unit * a.unit)
             fill_memory(totals, 16 * room, 0)
             fill_memory(scratch, 3 * room * held, 0)
@@ -184,7 +184,7 @@ def batch_apply(kind: ElementType, lanes, period, ragged: bool, is_backward: boo
 
     def kernel(a: NormArgs, first, last, scratch):
         for task in range(first, last):
-            unit, number = task % a.units, task // a.units
+            unit, number = digits(task, a.units)
             apply(_span(a, unit, number, 0, a.work + a.terms_at + unit * TERMS * a.room * held))
 
     return kernel

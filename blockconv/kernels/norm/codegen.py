@@ -8,7 +8,6 @@ gradient of the output times a factor.
 """
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -17,8 +16,8 @@ from llvmlite import ir
 from blockconv.core.python import zipped
 from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import call_llvm, const, counted, emitted, opaque, pointer, shuffle
-from blockconv.jit.values import build
-from blockconv.kernels.common.axis_walk import ALONG, At, AxisRun, AxisWalk
+from blockconv.jit.values import build, least, truth
+from blockconv.kernels.common.axis_walk import NO_RUN, At, AxisWalk
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
@@ -56,20 +55,6 @@ class Span(NamedTuple):
     bounds: int
 
 
-class Groups(NamedTuple):
-    """Whole groups of an image, from the channel `start` on.
-
-    groups: how many.
-    number: of the first one, among those of all images.
-    totals: the address of `TOTALS` arrays of the type that is computed with, and then of `TERMS` of them.
-    """
-
-    start: int
-    groups: int
-    number: int
-    totals: int
-
-
 def _array(v: Vectors, arrays, room, which: int):
     """The address of one of several arrays by channel, of the vectors' type."""
     return arrays + room * (which * v.itemsize)
@@ -88,7 +73,7 @@ class _Channels:
     def __init__(self, v: Floats, s: Span, period: int, wide: bool, bounded: bool, offset, mask) -> None:
         self.v, self.s, self.period, self.mask = v, s, period, mask
         double = ir.DoubleType()
-        self.channel = const(0) if period else build.sdiv(offset, const(v.itemsize))
+        self.channel = const(0) if period else offset // v.itemsize
         self.totals = Vectors(element("float64") if wide else v.type, period or v.lanes)
         mean, slope, shift = (self.term(which) for which in (MEANS, SLOPES, SHIFTS))
         self.mean, self.line = mean, lambda x: (x - mean) * slope + shift
@@ -219,7 +204,7 @@ def each_column(v: Floats, s, period: int, width, body: Callable[[Any, Any], tup
                     step(offset + at, mask, k)
                 at = at + stride
 
-        groups = build.sdiv(s.pixels, const(unroll))
+        groups = s.pixels // unroll
         with counted(groups) as n:
             pixels(n * unroll, unroll, opaque(s.stride))
         done = groups * unroll
@@ -229,7 +214,7 @@ def each_column(v: Floats, s, period: int, width, body: Callable[[Any, Any], tup
             finish()
 
     # Neighbouring columns at a time: memory is fetched by more than a line.
-    blocks = build.sdiv(width, const(UNROLL * v.lanes))
+    blocks = width // (UNROLL * v.lanes)
     with counted(blocks) as n:
         first = n * (UNROLL * v.bytes)
         columns([first + k * v.bytes for k in range(UNROLL)], None)
@@ -238,24 +223,22 @@ def each_column(v: Floats, s, period: int, width, body: Callable[[Any, Any], tup
 
 
 @contextlib.contextmanager
-def _each_group(kind: ElementType, lanes: int, a, u: Groups) -> Iterator[tuple[AxisWalk, Callable[..., Any]]]:
-    """For each group the walk over its channels, and where(array, which): its part of the array number `which`."""
+def _each_group(kind: ElementType, lanes: int, a, image, start) -> Iterator[tuple[AxisWalk, Callable[..., Any]]]:
+    """For each group of a unit the walk over its channels, and where(array, which): its part of an array by channel.
+
+    image, start: of the unit, the image and the first channel.
+    """
     v = Floats(kind.computed, lanes)
-    with counted(u.groups) as n:
-        run = AxisRun(*[const(0)] * len(AxisRun._fields))._replace(size=a.group, number=u.number + n)
-        yield AxisWalk((v, v), run, ALONG), lambda array, which=0: array + (a.room * which + n * a.group) * v.itemsize
-
-
-def _total(w: AxisWalk, array):
-    """The sum of an array over a group's channels."""
-    return w.folded(lambda at: [w.parameter(array, at)], 1, operator.add, 0.0)[0]
+    with counted(least(a.unit, a.channels - start) // a.group) as n:
+        run = NO_RUN._replace(size=a.group, number=image * a.groups + start // a.group + n)
+        yield AxisWalk((v, v), run), lambda array, which=0: array + (a.room * which + n * a.group) * v.itemsize
 
 
 def kept_inverse(w: AxisWalk, a, mean, squares):
     """1 / sqrt(variance + epsilon), of the sum of the squares. It and the mean are kept, if that is wanted."""
     v = w.v
     inverse = 1.0 / v.sqrt(squares * v.splat_float64(a.share) + v.splat_float64(a.epsilon))
-    with build.if_then(build.icmp_signed("!=", a.mean, const(0))):
+    with build.if_then(truth(a.mean)):
         w.put_statistic(mean, a.mean)
         w.put_statistic(inverse, a.inverse)
     return inverse
@@ -272,48 +255,60 @@ def gradient_line(w: AxisWalk, a, inverse, totals: list[Any]) -> tuple[Any, Any]
 
 
 @emitted
-def group_means(kind: ElementType, lanes: int, kept: bool, a, u: Groups) -> None:
+def group_means(kind: ElementType, lanes: int, kept: bool, a, image, start, totals) -> None:
     """Write the mean of each group for its channels: of their sums, or as it was kept."""
-    with _each_group(kind, lanes, a, u) as (w, where):
-        mean = w.statistic(a.mean) if kept else _total(w, where(u.totals)) * w.v.splat_float64(a.share)
-        w.each(lambda at: w.put_parameter(mean, where(u.totals, TOTALS + MEANS), at))
+    with _each_group(kind, lanes, a, image, start) as (w, where):
+        mean = (
+            w.statistic(a.mean)
+            if kept
+            else w.sums(lambda at: [w.parameter(where(totals), at)], 1)[0] * w.v.splat_float64(a.share)
+        )
+        w.each(lambda at: w.put_parameter(mean, where(totals, TOTALS + MEANS), at))
 
 
 @emitted
-def group_terms(kind: ElementType, lanes: int, a, u: Groups) -> None:
+def group_terms(kind: ElementType, lanes: int, a, image, start, totals) -> None:
     """Write scale / sqrt(variance + epsilon), and the bias, of each channel; sums are of squares then."""
-    with _each_group(kind, lanes, a, u) as (w, where):
-        mean, first = w.v.broadcast(where(u.totals, TOTALS + MEANS)), u.start * w.own_step
-        inverse = kept_inverse(w, a, mean, _total(w, where(u.totals)))
+    with _each_group(kind, lanes, a, image, start) as (w, where):
+        mean, first = w.v.broadcast(where(totals, TOTALS + MEANS)), start * w.own_step
+        inverse = kept_inverse(w, a, mean, w.sums(lambda at: [w.parameter(where(totals), at)], 1)[0])
 
         def channels(at: At) -> None:
             slope = w.parameter(where(a.scale + first), at) * inverse
-            w.put_parameter(slope, where(u.totals, TOTALS + SLOPES), at)
-            w.put_parameter(w.parameter(where(a.shift + first), at), where(u.totals, TOTALS + SHIFTS), at)
+            w.put_parameter(slope, where(totals, TOTALS + SLOPES), at)
+            w.put_parameter(w.parameter(where(a.shift + first), at), where(totals, TOTALS + SHIFTS), at)
 
         w.each(channels)
 
 
 @emitted
-def group_gradients(kind: ElementType, lanes: int, a, u: Groups, parts) -> None:
+def group_gradients(kind: ElementType, lanes: int, a, image, start, totals, parts) -> None:
     """Write the terms of a gradient, of its sums and products; `parts` are the gradients of bias and scale."""
-    with _each_group(kind, lanes, a, u) as (w, where):
-        inverse, scale = w.statistic(a.inverse), where(a.scale + u.start * w.own_step)
+    with _each_group(kind, lanes, a, image, start) as (w, where):
+        inverse, scale = w.statistic(a.inverse), where(a.scale + start * w.own_step)
 
         def summands(at: At) -> list[Any]:
-            found = [w.parameter(where(u.totals, which), at) for which in range(TOTALS)]
+            found = [w.parameter(where(totals, which), at) for which in range(TOTALS)]
             for which, value in enumerate((found[0], found[1] * inverse)):
-                w.add_to_parameter(value, where(parts, which), at)
+                w.add_to_own(value, where(parts, which), at)
             return [x * w.parameter(scale, at) for x in found]
 
-        slope, shift = gradient_line(w, a, inverse, w.folded(summands, 2, operator.add, 0.0))
+        slope, shift = gradient_line(w, a, inverse, w.sums(summands, 2))
 
         def write(at: At) -> None:
             terms = {GRADIENT_SLOPES: slope, GRADIENT_SHIFTS: shift, FACTORS: w.parameter(scale, at) * inverse}
             for which, value in terms.items():
-                w.put_parameter(value, where(u.totals, TOTALS + which), at)
+                w.put_parameter(value, where(totals, TOTALS + which), at)
 
         w.each(write)
+
+
+@emitted
+def fold_vectors(kind: ElementType, lanes: int, src, dst, count) -> None:
+    """Write the sum of each of `count` vectors of the computed type, a multiple of the lanes."""
+    v = Vectors(kind.computed, lanes)
+    with counted(count) as n:
+        v.store_first(v.fold(v.load(src + n * v.bytes)), dst + n * v.itemsize, 1)
 
 
 @emitted

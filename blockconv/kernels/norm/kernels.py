@@ -1,20 +1,20 @@
 """The kernels of group normalisation and of its gradient.
 
-Layer normalisation is a walk over the axis of channels. Groups of channels and of all pixels have kernels of their own,
-which keep sums by channel.
+Layer normalisation is a walk over the axis of channels, and a group of NCHW one over rows of pixels. Groups of other
+layouts have kernels of their own, which keep sums by channel.
 """
 
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, address, float64_bits, held, in_bytes, in_elements, word
-from blockconv.jit.ir import fill_memory
-from blockconv.kernels.common.axis_walk import AxisArgs, axis_walk
+from blockconv.jit.ir import digits, fill_memory
+from blockconv.kernels.common.axis_walk import OF_ONE, AxisArgs, axis_walk
 from blockconv.kernels.common.geometry import image_at
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.norm.codegen import (
     TOTALS,
-    Groups,
     Span,
+    fold_vectors,
     gradient_line,
     group_gradients,
     group_means,
@@ -64,7 +64,6 @@ class NormCut(Arguments):
     pixel_stride = in_bytes("from a pixel to the next")
     period = word("channels of a pixel, if pixels are contiguous and a vector holds several; else 0")
     chunk = word("pixels of a chunk, at the most: their sum is added to the total at once", "", 1)
-    joined = word("channels of a group whose pixels are one contiguous row; their sum is the first one's", "", 1)
     splits = word("shares of the images, or of their chunks", "", 1)
     split = word("images of a split, or tasks of the walk; the last may have fewer", "", 0)
 
@@ -95,10 +94,10 @@ class NormArgs(Operands, NormOperands, NormCut):
     centred = word("0: means stay 0, so that the variance is the mean of squares", "0 or 1", 1)
 
 
-def span_of(a, at, pixel, pixels, start, totals, terms):
+def span_of(a, at, pixel, start, totals, terms):
     """The span of the chunk from a pixel of a row on, with the channels of the block that begins with `start`.
 
-    at: bytes from the first element to the row's first of that block. pixels: of the row.
+    at: bytes from the first element to the row's first of that block.
     """
     at, count = at + pixel * a.pixel_stride, min(a.block, a.channels - start)
     return Span(
@@ -106,7 +105,7 @@ def span_of(a, at, pixel, pixels, start, totals, terms):
         grad=a.grad + at,
         dst=a.dst + at,
         residual=a.residual + at,
-        pixels=min(a.chunk, pixels - pixel),
+        pixels=min(a.chunk, a.pixels - pixel),
         stride=a.pixel_stride,
         channels=count,
         width=min(a.block, count + a.padded),
@@ -117,85 +116,60 @@ def span_of(a, at, pixel, pixels, start, totals, terms):
     )
 
 
-def over_unit(a, image, start, totals, joined, nbytes, apply):
-    """apply(span) for all spans of an image's unit, from the channel `start` on.
-
-    joined: channels whose pixels are visited as one row. nbytes: of a number.
-    """
-    at = image_at(start // a.block * a.block_stride, image, a)
-    count, block, pixels = min(a.unit, a.channels - start), a.block * joined, a.pixels * joined
-    rows = a.rows
-    for k in range((count + block - 1) // block):
-        sums, first = totals + k * block * nbytes, start + k * block
+def over_unit(a, image, start, totals, nbytes, apply):
+    """apply(span) for all spans of an image's unit, from the channel `start` on. nbytes: of a number."""
+    at, count, rows = image_at(start // a.block * a.block_stride, image, a), min(a.unit, a.channels - start), a.rows
+    for k in range((count + a.block - 1) // a.block):
+        sums, first = totals + k * a.block * nbytes, start + k * a.block
         for row in range(rows):
-            offset = at + k * a.block_stride * joined + row * a.row_stride
-            for pixel in range(0, pixels, a.chunk):
-                apply(span_of(a, offset, pixel, pixels, first, sums, sums + TOTALS * a.room * nbytes))
-
-
-def _unit(a, image, start, totals):
-    """The groups of a unit, which begins with the channel `start`."""
-    groups = min(a.unit, a.channels - start) // a.group
-    return Groups(start, groups, image * a.groups + start // a.group, totals)
+            offset = at + k * a.block_stride + row * a.row_stride
+            for pixel in range(0, a.pixels, a.chunk):
+                apply(span_of(a, offset, pixel, first, sums, sums + TOTALS * a.room * nbytes))
 
 
 @jit.kernel
-def group_norm(kind: ElementType, lanes, period, ragged: bool):
-    """A task is a unit of an image: sums of its channels, sums of squares, results. Scratch: totals and terms of it.
+def group_norm(kind: ElementType, lanes, period, ragged: bool, is_backward: bool):
+    """A task is a unit of a split's images: for each the sums of its channels, sums of squares, results.
 
-    period: channels of a pixel, if pixels are contiguous and a vector holds several; else 0. ragged: channels of a last
-    block may not exist.
+    Of a gradient: sums of the output's gradient and of its products, the gradient of the source.
+    Scratch: totals and terms of a unit. period: channels of a pixel, if pixels are contiguous and a vector holds
+    several; else 0. ragged: channels of a last block may not exist.
     """
     nbytes = kind.computed.itemsize
-    normalise = span_results(kind, lanes, period, ragged, False, False)
+    write = span_results(kind, lanes, period, ragged, is_backward, False)
 
-    def add_sums(what):
-        return lambda span: span_sums(kind, lanes, period, what, False, False, span)
+    def summing(what):
+        def add_sums(a, image, start, scratch):
+            fill_memory(scratch, TOTALS * a.room * nbytes, 0)
+            over_unit(a, image, start, scratch, nbytes, add)
 
-    add_elements, add_squares = map(add_sums, ("elements", "squares"))
+        def add(span):
+            span_sums(kind, lanes, period, what, False, False, span)
 
-    def kernel(a: NormArgs, first, last, scratch):
-        totals = TOTALS * a.room * nbytes
-        for task in range(first, last):
-            image, start = task // a.units, task % a.units * a.unit
-            unit = _unit(a, image, start, scratch)
-            fill_memory(scratch, totals + a.room * nbytes, 0)  # and the means
-            if a.centred:
-                over_unit(a, image, start, scratch, a.joined, nbytes, add_elements)
-                group_means(kind, lanes, False, held(a), unit)
-                fill_memory(scratch, totals, 0)
-            over_unit(a, image, start, scratch, a.joined, nbytes, add_squares)
-            group_terms(kind, lanes, held(a), unit)
-            over_unit(a, image, start, scratch, 1, nbytes, normalise)
+        return add_sums
 
-    return kernel
-
-
-@jit.kernel
-def group_norm_backward(kind: ElementType, lanes, period, ragged: bool):
-    """A task is a unit of a split's images: for each image the sums over pixels, and the gradient of the source.
-
-    Scratch: totals and terms of a unit. period, ragged: as of `group_norm`.
-    """
-    nbytes = kind.computed.itemsize
-    write_gradient = span_results(kind, lanes, period, ragged, True, False)
-
-    def add_products(span):
-        span_sums(kind, lanes, period, "products", False, False, span)
+    sum_elements, sum_squares, sum_products = map(summing, ("elements", "squares", "products"))
 
     def kernel(a: NormArgs, first, last, scratch):
         room = a.room * nbytes
         for task in range(first, last):
-            split, start = task // a.units, task % a.units * a.unit
-            parts = a.work + 2 * room * task
-            fill_memory(parts, 2 * room, 0)
+            unit, split = digits(task, a.units)
+            start, parts = unit * a.unit, a.work + 2 * room * task
+            if is_backward:
+                fill_memory(parts, 2 * room, 0)
             for image in range(split * a.split, min((split + 1) * a.split, a.all_images)):
-                unit = _unit(a, image, start, scratch)
-                fill_memory(scratch, TOTALS * room, 0)
-                group_means(kind, lanes, True, held(a), unit)
-                over_unit(a, image, start, scratch, 1, nbytes, add_products)
-                group_gradients(kind, lanes, held(a), unit, parts)
-                over_unit(a, image, start, scratch, 1, nbytes, write_gradient)
+                if is_backward:
+                    group_means(kind, lanes, True, held(a), image, start, scratch)
+                    sum_products(a, image, start, scratch)
+                    group_gradients(kind, lanes, held(a), image, start, scratch, parts)
+                else:
+                    fill_memory(scratch + TOTALS * room, room, 0)  # the means
+                    if a.centred:
+                        sum_elements(a, image, start, scratch)
+                        group_means(kind, lanes, False, held(a), image, start, scratch)
+                    sum_squares(a, image, start, scratch)
+                    group_terms(kind, lanes, held(a), image, start, scratch)
+                over_unit(a, image, start, scratch, nbytes, write)
 
     return kernel
 
@@ -205,7 +179,7 @@ class LayerNormArgs(AxisArgs, NormOperands):
 
     room = in_elements("of a gradient: as of `NormCut`", 0)
     split = word("likewise", "", 0)
-    tasks = word("of the walk", "", 0)
+    tasks = word("of the walk with one array of parameters", "", 0)
 
 
 @jit.kernel
@@ -223,53 +197,60 @@ def layer_norm(kind: ElementType, lanes, direction, centred):
             mean = w.sums(lambda at: [apart(at)], 1)[0] * v.splat_float64(a.share)
         inverse = kept_inverse(w, a, mean, w.sums(lambda at: [apart(at) * apart(at)], 1)[0])
 
-        def result(at):
-            slope, shift = w.parameter(a.scale, at) * inverse, w.parameter(a.shift, at)
+        def line(at):
+            return w.parameter(a.scale, at) * inverse, w.parameter(a.shift, at)
+
+        def result(at, slope, shift):
             w.out.store(apart(at) * slope + shift, w.run.dst + at.offset, at.mask)
 
-        w.each(result)
+        w.each(result, of_row=line)
 
     return axis_walk(kind, lanes, direction, body)
 
 
 @jit.kernel
 def layer_norm_backward(kind: ElementType, lanes, direction):
-    """A task is a split of the walk's: the gradient of each, and their part of the gradients of bias and scale."""
-    nbytes = kind.computed.itemsize
+    """A task is a split of the tasks of one array of parameters: their gradients, and their part of the parameters'.
+
+    Scratch: the parts, where a vector of the body's memory is for one element of the axis.
+    """
+    nbytes, own = kind.computed.itemsize, lanes if direction in OF_ONE else 1
 
     def body(w):
         v, run, a = w.v, w.run, LayerNormArgs.load(w.run.args, held=True)
         mean, inverse = w.statistic(a.mean), w.statistic(a.inverse)
-        of_scale = run.own + a.room * nbytes
 
-        def loaded(at):
-            """The gradient, the deviation from the mean, the scale."""
-            grad, x = (v.load(first + at.offset, at.mask) for first in (a.grad + run.offset, run.src))
-            return grad, x - mean, w.parameter(a.scale, at)
+        def products(at):
+            """The gradient, and its product with the deviation from the mean."""
+            grad = v.load(a.grad + run.offset + at.offset, at.mask)
+            return [grad, grad * (v.load(run.src + at.offset, at.mask) - mean)]
 
-        def summands(at):
-            grad, apart, scale = loaded(at)
-            product = grad * apart
-            for part, value in ((run.own, grad), (of_scale, product * inverse)):
-                w.add_to_parameter(value, part, at)
-            return [grad * scale, product * scale]
+        def scaled(products, at):
+            w.add_to_own(products[0], run.own, at)
+            w.add_to_own(products[1] * inverse, run.own + a.room // a.outer * w.own_step, at)
+            return [each * w.parameter(a.scale, at) for each in products]
 
-        slope, shift = gradient_line(w, a, inverse, w.sums(summands, 2))
+        slope, shift = gradient_line(w, a, inverse, w.sums(products, 2, scaled))
 
-        def result(at):
-            grad, apart, scale = loaded(at)
-            y = grad * (scale * inverse) + (apart * slope + shift)
-            w.out.store(y, run.dst + at.offset, at.mask)
+        def result(at, factor):
+            grad, x = v.load(a.grad + run.offset + at.offset, at.mask), v.load(run.src + at.offset, at.mask)
+            w.out.store(grad * factor + ((x - mean) * slope + shift), run.dst + at.offset, at.mask)
 
-        w.each(result)
+        w.each(result, of_row=lambda at: (w.parameter(a.scale, at) * inverse,))
 
     walk = axis_walk(kind, lanes, direction, body)
 
     def kernel(a: LayerNormArgs, first, last, scratch):
-        for split in range(first, last):
-            parts = a.work + 2 * a.room * nbytes * split
-            fill_memory(parts, 2 * a.room * nbytes, 0)
-            walk(AxisArgs(a.address), split * a.split, min((split + 1) * a.split, a.tasks), parts)
+        count = a.room // a.outer
+        for task in range(first, last):
+            outer, split = digits(task, a.outer)
+            begin, parts = outer * a.tasks, a.work + (2 * split * a.room + outer * count) * nbytes
+            sums = scratch if own > 1 else parts
+            fill_memory(sums, 2 * count * own * nbytes, 0)
+            walk(AxisArgs(a.address), begin + split * a.split, begin + min((split + 1) * a.split, a.tasks), sums)
+            for which in range(2 if own > 1 else 0):
+                part = parts + which * a.room * nbytes
+                fold_vectors(kind, lanes, sums + which * count * own * nbytes, part, count)
 
     return kernel
 

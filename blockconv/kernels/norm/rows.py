@@ -26,7 +26,7 @@ from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, element
 from blockconv.jit.records import fill
-from blockconv.kernels.common.axis import WalkedAxis, walked_axis
+from blockconv.kernels.common.axis import WalkedAxis, walked_axis, walked_rows
 from blockconv.kernels.common.geometry import NO_BLOCK, geometry
 from blockconv.kernels.common.request import Reason, Request, same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
@@ -37,7 +37,6 @@ from blockconv.kernels.norm.kernels import (
     NormArgs,
     NormCut,
     group_norm,
-    group_norm_backward,
     group_norm_parameters,
     layer_norm,
     layer_norm_backward,
@@ -45,6 +44,7 @@ from blockconv.kernels.norm.kernels import (
 from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import Buffer, Launch
 
+NCHW = Layout("NCHW")
 PARTIAL = 64  # pixels of a partial sum: errors grow with the number of additions to it, and to the total
 PASSES, BACKWARD_PASSES = 3, 4  # of vectors; a gradient reads two sources, twice
 SPLIT, TASKS = 64, 16  # images that share a part of gradients, at the most; tasks, where there are images enough
@@ -61,8 +61,8 @@ def _flat(request: Request) -> tuple[Layout, Shape]:
     """The layout and the shape with four dimensions. Pixels of an array of another rank are one row."""
     layout, (n, c, *spatial) = request.dst, request.problem.shape
     if layout.ndim != 4:
-        layout, spatial = Layout("NCHW"), [1, math.prod(spatial)]
-    if layout == Layout("NCHW") and math.prod(spatial) == 1:
+        layout, spatial = NCHW, [1, math.prod(spatial)]
+    if layout == NCHW and math.prod(spatial) == 1:
         layout = Layout("NHWC")  # the same bytes, and channels are neighbours
     return layout, (n, c, *spatial)
 
@@ -101,18 +101,19 @@ def _cut(request: Request, group: int, least: int, per_pixel: bool = False) -> N
     )
 
 
-def _group_cut(request: Request, walked: WalkedAxis | None = None) -> NormCut:
+def _group_cut(request: Request, walked: WalkedAxis | None = None, most: int = SPLIT) -> NormCut:
+    """most: images of a split."""
     p, lanes = request.problem, _lanes(request)
-    group = p.shape[1] // p.groups
-    cut = _cut(request, group, lanes, p.per_pixel)
-    tasks = cut.all_images if walked is None else walked.tasks
-    split = max(1, min(SPLIT, tasks // -(-TASKS // cut.units)))
-    is_row = cut.period == 1 and cut.rows == 1 and cut.block_stride == cut.pixels * cut.pixel_stride
+    cut = _cut(request, p.shape[1] // p.groups, lanes, p.per_pixel)
+    tasks, units = cut.all_images, cut.units
+    if walked is not None:
+        units, cut = walked.args.outer or 1, cut._replace(units=1, unit=cut.channels, room=cut.channels)
+        tasks = walked.tasks // units
+    split = max(1, min(most, tasks // -(-TASKS // units)))
     return cut._replace(
         chunk=PARTIAL * (UNROLL * lanes // cut.period if cut.period else 1),
         split=split,
         splits=-(-tasks // split),
-        joined=group if is_row else 1,
     )
 
 
@@ -136,12 +137,14 @@ def _words(request: Request, buffers: tuple[str, ...], count: int) -> dict[str, 
 
 
 def _walked(request: Request, statistics: bool, gathers: bool) -> WalkedAxis | None:
-    """The walk over the channels of one group and one pixel; None where more pixels or groups have statistics.
+    """The walk over groups of channels, of one pixel or of contiguous rows of them; None where there is none.
 
     statistics: they are kept in the logical order of the pixels, which has to be the order in memory. gathers: as of
     `walked_axis`.
     """
     p = request.problem
+    if 0 not in p.shape and not p.per_pixel and _flat(request)[0] == NCHW:
+        return walked_rows(request, p.groups, not gathers)
     dims = [axis.dim for axis in request.dst.axes(p.shape) if axis.size > 1 and axis.dim != 1]
     is_one = p.groups == 1 and (p.per_pixel or math.prod(p.shape[2:]) == 1)
     if 0 in p.shape or not is_one or (statistics and dims != sorted({*dims})):
@@ -153,23 +156,25 @@ def _group_launches(request: Request, walked: WalkedAxis | None, buffers: tuple[
     p, kind, lanes = request.problem, request.types.src, _lanes(request)
     if 0 in p.shape:
         return []
-    cut, is_backward = _group_cut(request, walked), "grad" in buffers
-    group, tasks = p.shape[1] // p.groups, cut.all_images * cut.units
+    is_backward = "grad" in buffers
+    cut = _group_cut(request, walked, SPLIT if is_backward else 1)
+    group = p.shape[1] // p.groups
     count = group * cut.rows * cut.pixels
-    words, params = _words(request, buffers, count), (kind, lanes, cut.period, cut.padded > 0)
+    words = _words(request, buffers, count)
     args = fill(NormArgs, p, cut, **words, group=group, count=count)
-    scratch = (TOTALS + TERMS) * cut.room * kind.computed.itemsize
-    if not is_backward and walked is not None:
-        return [walked.launch(layer_norm(*walked.params, p.centred), made=LayerNormArgs, **words)]
-    if not is_backward:
-        chunk = chunk_of(tasks, cut.unit * cut.rows * cut.pixels * kind.itemsize, request.threads)
-        return [Launch(group_norm(*params), args, tasks, chunk, scratch=scratch)]
-    if walked is not None:
-        held = fill(LayerNormArgs, walked.args, cut, **words, tasks=walked.tasks)
-        first = Launch(layer_norm_backward(*walked.params), held, cut.splits)
+    if walked is None:
+        scratch = (TOTALS + TERMS) * cut.room * kind.computed.itemsize
+        tasks, nbytes = cut.units * cut.splits, cut.split * cut.unit * cut.rows * cut.pixels * kind.itemsize
+        kernel = group_norm(kind, lanes, cut.period, cut.padded > 0, is_backward)
+        first = Launch(kernel, args, tasks, chunk_of(tasks, nbytes, request.threads), scratch)
+    elif is_backward:
+        units, kernel = walked.args.outer, layer_norm_backward(*walked.params)
+        made = fill(LayerNormArgs, walked.args, cut, **words, tasks=walked.tasks // units)
+        first = Launch(kernel, made, units * cut.splits, 1, 2 * cut.room // units * walked.own_step)
     else:
-        first = Launch(group_norm_backward(*params), args, cut.units * cut.splits, 1, scratch)
-    return [first, Launch(group_norm_parameters(kind, lanes), args, cut.units, max(1, cut.units // 16))]
+        first = walked.launch(layer_norm(*walked.params, p.centred), made=LayerNormArgs, **words)
+    last = Launch(group_norm_parameters(kind, lanes), args, cut.units, max(1, cut.units // 16))
+    return [first, last] if is_backward else [first]
 
 
 def _group_row(op: str, buffers: tuple[str, ...], passes: int) -> Row:

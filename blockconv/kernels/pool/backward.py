@@ -27,6 +27,7 @@ from blockconv.jit.ir import (
     const,
     copy_memory,
     counted,
+    digits,
     emitted,
     fill_memory,
     load_f,
@@ -185,8 +186,8 @@ def pool_backward(src, lanes, is_max):
         a = held(PoolBackwardArgs(args))
         d, shares, bands = a.destination, a.vectors // a.inner, (a.ih + a.band - 1) // a.band
         for task in range(first, last):
-            begin, rest = task % shares * a.inner, task // shares
-            n, h, end = rest // bands, rest % bands * a.band, begin + a.inner
+            share, band, n = digits(task, shares, bands)
+            begin, h, end = share * a.inner, band * a.band, (share + 1) * a.inner
             image, below = image_at(0, n, a.source), min(a.ih, h + a.band)
             while h < below:
                 windows, vector = Covering(a.table)[h], begin
@@ -380,7 +381,7 @@ def _repeat_sums(v: Floats, columns: int, x: WindowRows) -> None:
                         v.store(part, begin + k * v.bytes)
                 with some:
                     for k, part in enumerate(parts):
-                        v.store_below(part, begin + k * v.bytes, build.sdiv(left - k * v.bytes, const(v.itemsize)))
+                        v.store_below(part, begin + k * v.bytes, (left - k * v.bytes) // v.itemsize)
 
     v.each(x.windows, body)
 
@@ -389,7 +390,7 @@ def _repeat_sums(v: Floats, columns: int, x: WindowRows) -> None:
 def _fill_row(v: Floats, one: Floats, x: WindowRows) -> None:
     """Write the sum of the only window in all columns."""
     value = v.computed.splat(build.extract_element(_summed(one, x), ir.Constant(I32, 0)))
-    v.each(build.sdiv(x.nbytes, const(v.itemsize)), lambda at, mask: v.store(value, x.dst + at, mask))
+    v.each(x.nbytes // v.itemsize, lambda at, mask: v.store(value, x.dst + at, mask))
 
 
 def _write_rows(a, v, one, x, scratch, itemsize, size):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from blockconv import jit
 from blockconv.jit.arguments import held
-from blockconv.jit.ir import store_bits, store_i64
+from blockconv.jit.ir import digits, store_bits, store_i64
 from blockconv.kernels.common.vectors import fill_elements
 from blockconv.kernels.pool.codegen import LineSpec, PoolRun, max_with_index, reduce_element, reduce_line
 from blockconv.kernels.pool.kernels import LINE, PoolArgs, WindowRow, output_row, start, window_column
@@ -245,7 +245,7 @@ def pool_reference(operation, element, indices):
         a = held(PoolArgs(args))
         e = reducer(reduction, a.integers.address)
         for task in range(first, last):
-            n, c, oh = task // a.oh // a.padded, task // a.oh % a.padded, task % a.oh
+            oh, c, n = digits(task, a.oh, a.padded)
             row = WindowRow(a.table)[oh]
             for ow in range(a.ow):
                 offset = _offset(a.d, n, c, oh, ow)

@@ -1,14 +1,12 @@
 """AttentionSpec over rows of scores, as vector code."""
 
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, counted, emitted
-from blockconv.jit.values import build
+from blockconv.jit.ir import counted, emitted
+from blockconv.jit.values import build, least
+from blockconv.kernels.common.axis_walk import NO_RUN, At, AxisWalk, softmax_terms
 from blockconv.kernels.common.floats import Floats
-from blockconv.kernels.common.vectors import Vectors
 
 
 class AttentionSpec(NamedTuple):
@@ -48,25 +46,11 @@ class Scores(NamedTuple):
     first: int
 
 
-class _RowVectors(NamedTuple):
-    """The vectors of a row of scores: the address of the first, whole ones, columns of a last one, and from one to the
-    next, in bytes."""
+class _Row(AxisWalk):
+    """A row of scores; the stride of its run is from a vector to the next."""
 
-    v: Vectors
-    base: Any
-    whole: Any
-    rest: Any
-    block: Any
-
-    def at(self, number):
-        return self.base + number * self.block
-
-    def each(self, body: Callable[[Any, Any, Any | None], None]) -> None:
-        """body(address, number, mask) for each vector; the mask is None where all columns exist."""
-        with counted(self.whole) as n:
-            body(self.at(n), n, None)
-        with build.if_then(self.rest > 0):
-            body(self.at(self.whole), self.whole, self.v.below(self.rest))
+    def place(self, at):
+        return at // self.v.bytes * self.run.stride
 
 
 def softmax_of_scores(element: ElementType, lanes: int, how: AttentionSpec):
@@ -74,50 +58,28 @@ def softmax_of_scores(element: ElementType, lanes: int, how: AttentionSpec):
 
     @emitted
     def softmax(x: Scores) -> None:
-        v, given = Vectors(element.computed, lanes), Floats(element, lanes)
-        scale = v.splat_float64(x.scale)
-        most, total = v.slots(1, v.zero) + v.slots(1, v.zero)
+        v, given = Floats(element.computed, lanes), Floats(element, lanes)
+        scale, narrower = v.splat_float64(x.scale), v.itemsize // given.itemsize
         with counted(x.rows) as number:
-            added, limit = x.mask + number * x.mask_row, x.columns
-            if how.causal:
-                seen = x.first + number + 1
-                limit = build.select(seen < limit, seen, limit)
-            whole = build.sdiv(limit, const(lanes))
-            base = x.address + number * v.bytes
-            row = _RowVectors(v, base, whole, limit - whole * lanes, x.block)
+            limit = least(x.first + number + 1, x.columns) if how.causal else x.columns
+            base, added = x.address + number * v.bytes, x.mask + number * x.mask_row
+            row = _Row((v, v), NO_RUN._replace(size=limit, stride=x.block))
 
-            def find_most(at, number, mask: Any | None) -> None:
-                score = v.load(at) * scale
+            def score(at: At):
+                found = v.load(base + at.offset) * scale
                 if how.masked:
-                    offset = number * given.bytes
-                    score = score + given.load(added + offset, mask)
-                if mask is not None:
-                    score = build.select(mask, score, v.c(-math.inf))
-                v.store(score, at)
-                most.held = v.larger(score, most.held)
+                    found = found + given.load(added + at.own // narrower, at.mask)
+                v.store(found, base + at.offset)
+                return found
 
-            def find_total(at, number, mask: Any | None) -> None:
-                power = v.exp_to_zero(v.load(at) - largest)
-                if mask is not None:
-                    power = build.select(mask, power, v.zero)
-                v.store(power, at)
-                total.held += power
+            def put(value, at: At) -> None:
+                v.store(value if at.mask is None else build.select(at.mask, value, v.zero), base + at.offset)
 
-            most.held = v.c(-math.inf)
-            total.held = v.zero
-            row.each(find_most)
-            largest = v.fold(most.held, v.larger)
-            if how.zero_rows:
-                largest = v.or_zero(largest, -math.inf)
-            row.each(find_total)
-            sums = v.fold(total.held)
-            factor = 1.0 / sums
-            if how.zero_rows:
-                factor = v.or_zero(factor, math.inf)
-            row.each(lambda at, number, mask: v.store(v.load(at) * factor, at))
+            *_, factor = softmax_terms(row, score, lambda at: v.load(base + at.offset), put, how.zero_rows)
+            row.each(lambda at: v.store(v.load(base + at.offset) * factor, base + at.offset))
             if how.causal:  # the others are zero
-                begin, end = (build.sdiv(n + (lanes - 1), const(lanes)) for n in (limit, x.columns))
+                begin, end = ((n + (lanes - 1)) // lanes for n in (limit, x.columns))
                 with counted(end - begin) as unseen:
-                    v.store(v.zero, row.at(begin + unseen))
+                    v.store(v.zero, base + (begin + unseen) * x.block)
 
     return softmax

@@ -49,7 +49,7 @@ def multiply_few_rows(element: ElementType, lanes: int, rows: int, turned: bool)
 
 def _grouped(count, most: int, body: Callable[[Any, int], None]) -> None:
     """body(first, size) for groups of `most`, then for each that is left."""
-    groups = build.sdiv(count, const(most))
+    groups = count // most
     with counted(groups) as n:
         body(n * most, most)
     done = groups * most
@@ -59,7 +59,7 @@ def _grouped(count, most: int, body: Callable[[Any, int], None]) -> None:
 
 def _lane_at(v: Vectors, base, index, rows: int):
     """The address of the lane of this number in the first of `rows` rows."""
-    block, lane = build.sdiv(index, const(v.lanes)), build.srem(index, const(v.lanes))
+    block, lane = index // v.lanes, index % v.lanes
     offset = block * (rows * v.bytes) + lane * v.itemsize
     return base + offset
 

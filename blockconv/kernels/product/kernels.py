@@ -5,7 +5,7 @@ from typing import NamedTuple
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, address, float64_bits, group, in_bytes, kernel_address, word
-from blockconv.jit.ir import as_float64, call_kernel, copy_memory, load_i64
+from blockconv.jit.ir import as_float64, call_kernel, copy_memory, digits, load_i64
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.packed_pixels import matrix_packer
 from blockconv.kernels.common.tasks import Extent, extent_of_task
@@ -35,7 +35,7 @@ def pack_panels(kind: ElementType, lanes, vectors, turned):
 
     def kernel(a: PanelArgs, first, last, scratch):
         for task in range(first, last):
-            matrix, panel = task // a.panels, task % a.panels
+            panel, matrix = digits(task, a.panels)
             src, dst = a.src + load_i64(a.matrices, matrix) + panel * a.panel, a.dst + task * a.panel_bytes
             pack(src, a.stride, dst, lanes * held, width, a.depth, min(width, a.columns - panel * width))
 
@@ -169,8 +169,8 @@ def multiply(kind: ElementType, lanes, packs, turned: bool, how: AttentionSpec):
         p, r, run, packed = a.product, a.rows, TileRecord(scratch), -1
         scores = scratch + a.scores_at
         for task in range(first, last):
-            split, rest = task % a.splits, task // a.splits
-            matrix, part = rest // r.tasks, rest % r.tasks
+            split, rest = digits(task, a.splits)
+            part, matrix = digits(rest, r.tasks)
             at = MatrixWords(a.table + a.matrices)[matrix]
             rows = extent_of_task(r.rows, p.pixels, r.tasks, part)
             src = a.src + at.src + rows.first * r.src_row
@@ -219,7 +219,7 @@ def multiply_few(kind: ElementType, lanes, rows, turned, how: AttentionSpec):
         a, packed = FewArgs(args), -1
         scores, sums = scratch + a.scores_at, scratch + a.sums_at
         for task in range(first, last):
-            split, matrix = task % a.splits, task // a.splits
+            split, matrix = digits(task, a.splits)
             at, column, depth, src = MatrixWords(a.matrices)[matrix], split * a.width, a.rows.depth, scratch
             if matrix != packed:
                 pack(a.rows, a.src + at.src, scratch, rows)

@@ -4,7 +4,7 @@ from blockconv import jit
 from blockconv.core.eltwise_problem import COLUMNS
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import address, word
-from blockconv.jit.ir import copy_memory, fill_memory
+from blockconv.jit.ir import copy_memory, digits, fill_memory
 from blockconv.kernels.common.floats import converter
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.recurrent.codegen import RecurrentStep, add_products, reset_hidden, update
@@ -48,7 +48,7 @@ def recurrent(kind: ElementType, lanes, is_lstm: bool, resets_sums: bool, images
         last_sums = sums + 2 * size * held if resets_sums else others
         apart = 2 * size * held + (a.blocks + a.other_blocks) * line
         for task in range(first, last):
-            direction, group = task // a.groups, task % a.groups
+            group, direction = digits(task, a.groups)
             there = min(images, a.batch - group * images)
             state = direction * a.batch + group * images
             weight = a.weight + direction * a.blocks * block

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, counted, emitted, opaque, shuffle
+from blockconv.jit.ir import counted, emitted, opaque, shuffle
 from blockconv.jit.values import build
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
@@ -88,7 +88,7 @@ def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
             here = at + stride * row + vector * v.bytes
             slots[k].held = combine(slots[k].held, v.load(here, masks[vector], missing))
 
-    groups = build.sdiv(s.rows, const(unrolled))
+    groups = s.rows // unrolled
     with counted(groups) as n:
         add(n * unrolled, unrolled, opaque(s.stride))
     done = groups * unrolled

@@ -3,6 +3,7 @@
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, in_bytes, in_elements, table, word
+from blockconv.jit.ir import digits
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.walk import PaddedChannels, zero_missing
 from blockconv.kernels.reduce.codegen import Summands, begin_sums, divide, sum_of_rows, summed_type
@@ -53,12 +54,13 @@ def reduce_mean(kind: ElementType, lanes, vectors, period, ragged, how, folds):
         runs, totals = (line.size + run - 1) // run, scratch + line_width * held if folds else scratch
         of_line, of_means, line_row = a.line, a.means, lanes if period else a.means
         for task in range(first, last):
-            at, above = task % segments * a.segment, task // segments
-            start, lines = above % runs * run, above // runs
+            segment, part, lines = digits(task, segments, runs)
+            middle_line, outer_line = digits(lines, a.kept[1].size)
+            at, start = segment * a.segment, part * run
             count, end = min(a.segment, inner - at), min(start + run, line.size)
             row, left = row_steps * count, innermost.size % row_steps * count
             origin = a.src + at * itemsize
-            origin += lines % a.kept[1].size * a.kept[1].stride + lines // a.kept[1].size * a.kept[0].stride
+            origin += middle_line * a.kept[1].stride + outer_line * a.kept[0].stride
             for step in range(start, end):
                 src, result = origin + step * line.stride, (lines * line.size + step) * inner + at
                 begin_sums(kind, lanes, how, totals, (row + width - 1) // width * width)
@@ -72,14 +74,13 @@ def reduce_mean(kind: ElementType, lanes, vectors, period, ragged, how, folds):
                                 sum_of_rows(
                                     kind, lanes, at_once, how, Summands(x, some, stride, row - column, more, total)
                                 )
-                means = count
+                means = count // of_line if folds else count
                 if folds:
-                    means = count // of_line
                     result = result // of_line * of_means
                     for k in range(means):
                         begin_sums(kind, lanes, how, scratch, line_width)
                         at_line = totals + k * of_line * held
-                        steps, rest = of_line // line_row, of_line % line_row
+                        rest, steps = digits(of_line, line_row)
                         each = Summands(at_line, steps, line_row * held, line_row, rest, scratch)
                         sum_of_rows(sums, lanes, vectors, how, each)
                         quotients(scratch, float(a.count), a.dst + (result + k * of_means) * itemsize, of_means)

@@ -3,7 +3,7 @@
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, address, group, in_bytes, in_elements, word
-from blockconv.jit.ir import fill_memory, move, prefetch, store_bits
+from blockconv.jit.ir import digits, fill_memory, move, prefetch, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
 from blockconv.kernels.common.copies import copy_pixels
 from blockconv.kernels.common.operands import Operands
@@ -72,9 +72,8 @@ def reorder_copy(moved: Moved, lanes, one_vector, stream):
         extents = CopyPart(a.parts)
         rows = extents[a.extents]
         for task in range(first, last):
-            part, rest = task % extent_tasks, task // extent_tasks
-            chunk, row = rest % col_tasks, rows[rest // col_tasks]
-            col, end = chunk * cols, min(a.cols, chunk * cols + cols)
+            part, chunk, number = digits(task, extent_tasks, col_tasks)
+            row, col, end = rows[number], chunk * cols, min(a.cols, chunk * cols + cols)
             left, right = min(max(begin, col), end), min(max(a.end, col), end)
             src, dst = a.src + row.src + (left - begin) * s_col, a.dst + row.dst
             for k in range(part * a.task_extents, min(a.extents, (part + 1) * a.task_extents)):
@@ -175,11 +174,11 @@ def reorder_transpose(shape: TransposeShape):
         offsets = rows[w.rows].address
         u_strips, v_strips = (us + u_strip - 1) // u_strip, (vs + v_strip - 1) // v_strip
         for task in range(first, last):
-            u_task, rest = task % u_strips, task // u_strips
-            step, row = rest // v_strips % more.size, rows[rest // v_strips // more.size]
+            u_task, v_task, step, number = digits(task, u_strips, v_strips, more.size)
+            row = rows[number]
             src, dst = w.src + row.src + step * more.src, w.dst + row.dst + step * more.dst
             u_copied, u_written, v_valid = row.u_copied, row.u_written, row.v_valid
-            u_first, v_first = u_task * u_strip, (rest % v_strips) * v_strip
+            u_first, v_first = u_task * u_strip, v_task * v_strip
             ahead = w.ahead
             if ahead:
                 # Rows are read in parts later: prefetch them in order, once.

@@ -28,7 +28,7 @@ def move_pairs(packs: int, src, dst, count, flip) -> None:
     done = const(0)
     for lanes in (LANES, 1):
         v = Vectors(Types.bits(1).src, lanes)
-        groups = build.sdiv(count - done, const(lanes))
+        groups = (count - done) // lanes
         with counted(groups) as n:
             at = done + n * lanes
             if packs:

@@ -105,7 +105,7 @@ def _sum(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, offset, mask: 
 def _each(ends: tuple[Vectors, Vectors], kind: int, taps: Any, to, count) -> None:
     """The sums of `count` contiguous elements."""
     v, _ = ends
-    groups = build.sdiv(count, const(UNROLLED * v.lanes))
+    groups = count // (UNROLLED * v.lanes)
     with counted(groups) as n:
         _sum(ends, kind, taps, to, n * (UNROLLED * v.bytes), None, UNROLLED)
     done = groups * (UNROLLED * v.lanes)
@@ -188,7 +188,7 @@ def _by_vector(ends: tuple[Vectors, Vectors], form: ColumnForm, line, entries, c
                 made = made * (1.0 - weight) + second[0] * weight
         out.store(made, row.dst + start * out.itemsize)
 
-    whole = build.sdiv(row.ow, const(lanes))
+    whole = row.ow // lanes
     with counted(whole) as n:
         vector(n, n * lanes)
     with build.if_then(whole * lanes < row.ow):

@@ -3,7 +3,7 @@
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, address, float64_bits, group, held, in_bytes, in_elements, word
-from blockconv.jit.ir import as_float64
+from blockconv.jit.ir import as_float64, digits
 from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import copy_bytes
 from blockconv.kernels.common.operands import Operands
@@ -58,9 +58,7 @@ def zero_row(a, dst, count, itemsize):
 
 def position(a, task, parts):
     """The (part, interleaved plane, row of results, outer plane) of a task; tasks are in the order of memory."""
-    line = task // parts
-    above = line // a.between
-    return task % parts, line % a.between, above % a.oh, above // a.oh
+    return digits(task, parts, a.between, a.oh)
 
 
 def following(a, parts, part, plane, k, outer):

@@ -6,7 +6,7 @@ for source layouts, destination layouts and the microkernel's tiles do not multi
 
 from blockconv import jit
 from blockconv.jit.arguments import held
-from blockconv.jit.ir import call_kernel, copy_memory, fill_memory, move_part
+from blockconv.jit.ir import call_kernel, copy_memory, digits, fill_memory, move_part
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.packed_pixels import bits_transposer
 from blockconv.kernels.common.tile import LINE, Output
@@ -226,7 +226,7 @@ def winograd():
         tiles, splits, ocbs = a.block_tiles, a.splits, a.set_ocbs
         chunk, blocks, loaded = a.chunk, a.tile_blocks, -1
         for task in range(first, last):
-            split, number = task % splits, task // splits
+            split, number = digits(task, splits)
             tile = min(number % blocks * tiles, a.tiles - tiles)
             if number != loaded:
                 header.set_index = number // blocks
@@ -264,7 +264,7 @@ def winograd_weights(exact, lanes, turned=0):
         width, block = vectors * lanes, vectors * pixel
         blocks, tap = (group_oc + width - 1) // width, block if exact else -pixel if turned else pixel
         for task in range(first, last):
-            ocb, step = task // steps, task % steps
+            step, ocb = digits(task, steps)
             for v in range(vectors):
                 of_taps = a.src + task * (taps * block) + v * pixel
                 if not exact:

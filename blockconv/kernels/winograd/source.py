@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import call_kernel, prefetch
+from blockconv.jit.ir import call_kernel, digits, prefetch
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.winograd.arguments import Header, WinogradArgs
@@ -20,8 +20,8 @@ from blockconv.kernels.winograd.transforms import Form
 
 def tile_at(a, tile):
     """(row, column, first image) of a tile."""
-    above, cols, rows = tile // a.tile_cols, a.tile_cols, a.tile_rows
-    return above % rows, tile % cols, min(above // rows * a.tile_images, a.last_image)
+    col, row, images = digits(tile, a.tile_cols, a.tile_rows)
+    return row, col, min(images * a.tile_images, a.last_image)
 
 
 def _tiles_of_window(a, row, col, count):
