@@ -39,6 +39,9 @@ from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolReduction, held_t
 from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Block
 
+MOST_OUTPUTS = 8  # of a tile of pixels that are vectors or wider
+MORE = 1.05  # times the fewest columns that another tile may read, so that sizes of images share tiles
+MASKED = 2  # last vectors of columns that tiles mask at the least, so that sizes of images share kernels
 MASK_VECTORS = 12  # the most that a kernel stores with one mask address
 MOST_SHARED = 10  # columns of a tile that shares few: memory streams better through narrow tiles (1.2x at 112x112)
 MOST_PICKED = 16  # vectors of a tile whose columns are picked from them
@@ -400,15 +403,16 @@ def crowded_seconds(machine: Machine, problem: Pool2dProblem, s_col: int, nbytes
 
 
 def wide_tile(b: PoolBlocking) -> PoolTile | None:
-    """The tile of one pixel a vector that reads the fewest columns; None if no window fits the registers."""
+    """The largest tile of one pixel a vector that reads few columns; None if no window fits the registers."""
     p, most = b.problem, b.machine.isa.registers - SPARE
     if p.kw <= p.sw + 1:
         most = min(most, max(MOST_SHARED, p.kw))
-    if p.kw > most:
-        return None
-    columns = {k: len({n * p.sw + tap * p.dw for n in range(k) for tap in range(p.kw)}) for k in range(1, 9)}
-    fit = [pixels for pixels, read in columns.items() if read <= most and pixels <= p.ow]
-    best = min(fit, key=lambda pixels: (-(-p.ow // pixels) * (columns[pixels] + 1), -pixels), default=0)
+    read = {}
+    for pixels in range(min(MOST_OUTPUTS, p.ow), 0, -1):
+        columns = len({n * p.sw + tap * p.dw for n in range(pixels) for tap in range(p.kw)})
+        if columns <= most:
+            read[pixels] = -(-p.ow // pixels) * (columns + 1)
+    best = next((pixels for pixels in read if read[pixels] <= MORE * min(read.values())), 0)
     return PoolTile(best, b.lanes, _unrolled(p), p.kw, p.sw, p.dw, int(b.part > 0)) if best else None
 
 
@@ -465,4 +469,5 @@ def _shuffled_tile(b: PoolBlocking, vectors: int) -> PoolTile:
     columns, before = tile.span(lanes), p.pw * inner + shift
     last = max(0, p.ow * inner - width) * p.sw - before  # the first element of the last tile
     beyond = last + columns * lanes - p.iw * inner
-    return replace(tile, left=min(columns, before // lanes), right=min(columns, max(0, -(-beyond // lanes))))
+    right = max(MASKED, -(-beyond // lanes))
+    return replace(tile, left=min(columns, before // lanes), right=min(columns, right))

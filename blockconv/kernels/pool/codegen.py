@@ -70,7 +70,7 @@ class PoolTile:
     shift: int = 0  # elements read before the first column: so vectors of columns begin at multiples of vectors
     partial: int = 0  # 1: the tile is a whole row, whose last vector has fewer elements
     left: int = 0  # first vectors of columns that some tile has outside the image, or in part
-    right: int = 0  # last vectors of columns that some tile has outside the image, or in part
+    right: int = 0  # last vectors of columns that some tile may have outside the image, or in part
 
     def picked(self, tap: int, output: int) -> int:
         """The number of the read element that is this tap of an output's window."""
@@ -106,7 +106,7 @@ def reduce_tile(e: Reducer, tile: PoolTile, border: bool, rows: int, run: PoolRu
 
     def read(row, v: int):
         c = columns[v]
-        at = e.after(run.src + row * run.row_step, c, run.step)
+        at = run.src + row * run.row_step + c * run.step
         if is_wide:
             return e.read(build.select(inside[c], at, run.edge) if border else at)
         return e.read(at, inside.get(c))
@@ -124,7 +124,7 @@ def reduce_tile(e: Reducer, tile: PoolTile, border: bool, rows: int, run: PoolRu
             first = 0 if is_wide else k * lanes
             scale = e.scale(e.plus_held(run.scales, k if is_wide else first), is_wide)
             count = run.count - first if tile.partial and k + 1 == tile.vectors else None
-            e.store_result(value, e.after(run.dst, k, run.d_step), scale, e.plus(run.mask, first), count)
+            e.store_result(value, run.dst + k * run.d_step, scale, e.plus(run.mask, first), count)
 
     e.guarded(compute, store)
 
@@ -156,7 +156,7 @@ def for_columns(e: Reducer, slots: _Vectors, vectors: int, at, step, last) -> No
     """Reduce the vectors of neighbouring columns into slots, one for each. last: bytes to a column's last vector."""
     for k, slot in enumerate(slots):
         c, v = divmod(k, vectors)
-        e.accumulate(slot, e.read(e.after(at, c, step) + (last if v + 1 == vectors else const(v * e.memory.bytes))))
+        e.accumulate(slot, e.read(at + c * step + (last if v + 1 == vectors else const(v * e.memory.bytes))))
 
 
 @emitted
@@ -195,7 +195,7 @@ def reduce_line(e: Reducer, spec: LineSpec, run: PoolRun) -> None:
     keep = e.below(count) if spec.partial and not spec.held else None
 
     def read(tap, v: int):
-        at = e.after(run.src + tap * run.row_step, v, run.step)
+        at = run.src + tap * run.row_step + v * run.step
         if spec.held:
             return e.read_pixels(at, spec.inner, spec.stride)
         mask = keep
@@ -208,7 +208,7 @@ def reduce_line(e: Reducer, spec: LineSpec, run: PoolRun) -> None:
 
     def store(values: _Vectors) -> None:
         for v, value in enumerate(values):
-            to, first = e.after(run.dst, v, run.d_step), 0 if spec.spread else v * used
+            to, first = run.dst + v * run.d_step, 0 if spec.spread else v * used
             if not spec.result:
                 e.store(value, to, keep)
                 continue

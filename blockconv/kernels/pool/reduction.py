@@ -257,10 +257,6 @@ class Reducer(Vectors):
         """Results as memory has them."""
         return self.outputs.quantized(value) if self.is_half else value
 
-    def after(self, address, steps: int, step):
-        """The address `steps` times `step` bytes after another."""
-        return address if steps == 0 else address + steps * step
-
     def plus(self, address, elements: int):
         """The address so many elements of the image, or of outputs, after another."""
         return address + elements * self.memory.itemsize

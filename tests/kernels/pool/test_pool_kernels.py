@@ -23,8 +23,9 @@ from storage_oracle import stored
 
 from blockconv import AdaptivePool2dProblem, Layout, Pool2dProblem
 from blockconv.core.errors import ArgumentError
-from blockconv.core.types import Types
-from blockconv.kernels.pool.blocking import view
+from blockconv.core.types import Types, element
+from blockconv.kernels.pool.blocking import PoolBlocking, shuffled_tile, view, why_not_shuffled, wide_tile
+from blockconv.machine.machine import host
 from blockconv.runtime import Program, address_of
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
@@ -220,6 +221,16 @@ def problems(draw: st.DrawFn) -> Pool2dProblem:
 @settings(max_examples=cases(25), deadline=None)
 def test_any_problem(p: Pool2dProblem, layout: str, special: bool, threads: int) -> None:
     check(p, layout, "float32", threads, special)
+
+
+@pytest.mark.parametrize(("layout", "stride", "most"), [("NCHW", 2, 12), ("NCHW64", 1, 2), ("NCHW64", 2, 2)])
+def test_images_of_many_sizes_share_few_kernels(layout: str, stride: int, most: int) -> None:
+    found = set()
+    for size in range(20, 150):
+        p = Pool2dProblem("max", n=1, ic=64, ih=size, iw=size, kh=3, kw=3, sh=stride, sw=stride, ph=1, pw=1)
+        b = PoolBlocking(p, Layout(layout), Layout(layout), element("float32"), host())
+        found.add(wide_tile(b) if why_not_shuffled(b) else shuffled_tile(b))
+    assert len(found) <= most
 
 
 def test_large_windows_cost_their_height_plus_their_width() -> None:
