@@ -410,9 +410,9 @@ def _logical(x: BlockedArray, is_one: bool) -> Any:
 # ---------------------------------------------------------------- arrays
 
 
-def by_axes(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+def by_axes(op: str, function: Callable[..., Any], given: dict[str, Any]) -> Any:
     """A function's result on arrays with the axes `axes`, in that order too. given: the arguments, by name."""
-    op, axes, out = given.get("op", function.__name__), given.pop("axes"), given["out"]
+    axes, out = given.pop("axes"), given["out"]
     if "".join(sorted(str(axes))) not in ("CHW", "CHNW"):
         raise ArgumentError(op, "axes", axes, "has to name the axes of images once, like 'HWC' or 'NHWC'")
     order = [axes.index(name) for name in "NCHW" if name in axes]

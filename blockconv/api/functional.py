@@ -74,7 +74,7 @@ def conv2d(
     padding: pixels around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" or "same".
         "valid" adds none. "same" gives an output of the input's size, and needs a stride of 1.
     padding_mode: "zeros", or pixels of the input, by index: "reflect", "replicate" or "circular" as in PyTorch, or
-        "symmetric", which SciPy calls "reflect". Other names of NumPy and SciPy do too. Gradients need "zeros".
+        "symmetric", which SciPy calls "reflect" and has no gradient. Other names of NumPy and SciPy do too.
     dilation: an int of at least 1, or a pair (height, width).
     groups: the number of channel groups; it divides C and O. groups=C is a depthwise convolution.
     activation: None, a name, or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
@@ -140,7 +140,7 @@ def conv2d(
     blockconv.core.errors.ArgumentError: conv2d: stride=0: has to be a positive int or a pair of them
     """
     if axes is not None:
-        return by_axes(conv2d, locals())
+        return by_axes("conv2d", conv2d, locals())
     if type(input) is not np.ndarray:
         differentiable = with_gradient(
             "conv2d",
@@ -154,12 +154,10 @@ def conv2d(
             out_quantization=out_quantization,
             residual_quantization=residual_quantization,
             out_dtype=out_dtype,
-            padding_mode=padding_mode,
         )
         if differentiable is not None:
-            return differentiable(
-                input, weight, bias, stride, padding, dilation, groups, activation=activation, residual=residual
-            )
+            more = {"activation": activation, "residual": residual, "padding_mode": padding_mode}
+            return differentiable(input, weight, bias, stride, padding, dilation, groups, **more)
         input, weight, bias, residual = as_autocast(input, weight, bias, residual)
     options = (stride, padding, dilation, groups, activation, algorithm, accuracy, padding_mode)
     asked: Any = input_quantization, weight_quantization, out_quantization, residual_quantization, out_dtype, rounding
@@ -204,9 +202,10 @@ def conv1d(
     >>> bc.conv1d(np.ones((1, 2, 6), np.float32), np.ones((4, 2, 3), np.float32), padding="same")[0, 0]
     array([4., 6., 6., 6., 6., 4.], dtype=float32)
     """
-    differentiable = with_gradient("conv1d", (input, weight, bias), algorithm=algorithm, padding_mode=padding_mode)
+    differentiable = with_gradient("conv1d", (input, weight, bias), algorithm=algorithm)
     if differentiable is not None:
-        return differentiable(input, weight, bias, stride, padding, dilation, groups, activation=activation)
+        more = {"activation": activation, "padding_mode": padding_mode}
+        return differentiable(input, weight, bias, stride, padding, dilation, groups, **more)
     input, weight, bias = as_autocast(input, weight, bias)
     x, w = as_numpy(input, "conv1d", "input"), as_numpy(weight, "conv1d", "weight")
     if w.ndim != 3:

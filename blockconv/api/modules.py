@@ -10,7 +10,7 @@ import numpy.typing as npt
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, Padding, Sizes
 from blockconv.api.arithmetic import QuantizedOptions
 from blockconv.api.convolution import TYPES, CheckedConvolution
-from blockconv.api.frame import BoundCalls, Call, Computation, Frame
+from blockconv.api.frame import BoundCalls, Call, Computation, Frame, by_axes
 from blockconv.core.interop import as_autocast
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
@@ -105,7 +105,9 @@ class Conv2d(CheckedConvolution):
                 said.append(text)
         return f"Conv2d({', '.join(said)}, dtype={self.weight.dtype})"
 
-    def __call__(self, input: Array, *, residual: AnyArray | None = None, out: Array | None = None) -> Array:
+    def __call__(
+        self, input: Array, *, residual: AnyArray | None = None, out: Array | None = None, axes: str | None = None
+    ) -> Array:
         """activation(conv(input, weight) + bias + residual), of the input's kind.
 
         input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW), of a dtype that `conv2d` takes with these weights.
@@ -114,9 +116,12 @@ class Conv2d(CheckedConvolution):
         residual: None, or an array of the output's shape and dtype. In another layout than the output's, it is copied.
         out: None, or the array to write and return, of the output's kind, shape, dtype and layout. It must not overlap
             input or residual.
+        axes: the order of the axes of input, residual, out and result, such as "HWC", as in `conv2d`.
 
         Raises ArgumentError, or its subclasses DtypeError and LayoutError, before it writes anything.
         """
+        if axes is not None:
+            return by_axes(self._op, Conv2d.__call__, locals())
         # float32: weights that any type of autocast can be computed with.
         if self.arithmetic.wei == np.float32 and not isinstance(input, BlockedArray):
             input, residual = as_autocast(input, residual)

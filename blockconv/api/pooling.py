@@ -178,7 +178,7 @@ def _average(
 ) -> Array:
     """The averages of an array, with a gradient if it needs one."""
     if axes is not None:
-        return by_axes(_average, locals())
+        return by_axes(op, _average, locals())
     kind, average = None, _differentiable(op, input, out, out_layout, quantizations)
     if average is not None:
         return average(input, *parameters)
@@ -273,7 +273,7 @@ def max_pool2d(
     (24, 32, 3)
     """
     if axes is not None:
-        return by_axes(max_pool2d, locals())
+        return by_axes("max_pool2d", max_pool2d, locals())
     parameters = (kernel_size, stride, padding, dilation, ceil_mode)
     if (differentiable := _differentiable("max_pool2d", input, out, out_layout)) is not None:
         return differentiable(input, *parameters, return_indices)
@@ -367,6 +367,7 @@ def global_avg_pool2d(
     *,
     out: Array | None = None,
     out_layout: Layout | str | None = None,
+    axes: str | None = None,
     input_quantization: Quantization | None = None,
     out_quantization: Quantization | None = None,
 ) -> Array:
@@ -376,7 +377,7 @@ def global_avg_pool2d(
 
     input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor without gradient, or a 4-D
         BlockedArray, of the types and strides that `avg_pool2d` takes.
-    out, out_layout, input_quantization, out_quantization: as in `avg_pool2d`.
+    out, out_layout, axes, input_quantization, out_quantization: as in `avg_pool2d`.
 
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
 
@@ -384,17 +385,19 @@ def global_avg_pool2d(
     >>> bc.global_avg_pool2d(np.array([[[[1, 2, 3]], [[4, 5, 6]]]], np.float32))[0, :, 0, 0]
     array([2., 5.], dtype=float32)
     """
-    return _average("global_avg_pool2d", input, (), (input_quantization, out_quantization), out, out_layout)
+    return _average("global_avg_pool2d", input, (), (input_quantization, out_quantization), out, out_layout, axes)
 
 
-def global_max_pool2d(input: Array, *, out: Array | None = None, out_layout: Layout | str | None = None) -> Array:
+def global_max_pool2d(
+    input: Array, *, out: Array | None = None, out_layout: Layout | str | None = None, axes: str | None = None
+) -> Array:
     """The largest element of each channel of each image.
 
     Returns (N, C, 1, 1), or (C, 1, 1), of the input's kind and dtype; NaN for a channel that holds one.
 
     input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor without gradient, or a 4-D
         BlockedArray, of the types and strides that `avg_pool2d` takes.
-    out, out_layout: as in `max_pool2d`.
+    out, out_layout, axes: as in `max_pool2d`.
 
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
 
@@ -402,6 +405,8 @@ def global_max_pool2d(input: Array, *, out: Array | None = None, out_layout: Lay
     >>> bc.global_max_pool2d(np.array([[[[1, 2, 3]], [[4, 5, 6]]]], np.float32))[0, :, 0, 0]
     array([3., 6.], dtype=float32)
     """
+    if axes is not None:
+        return by_axes("global_max_pool2d", global_max_pool2d, locals())
     return FRAMES["global_max_pool2d"]((input,), (), out=out, out_layout=out_layout)[0]
 
 

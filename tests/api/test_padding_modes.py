@@ -76,6 +76,33 @@ def test_as_torchs_modules(mode):
         torch.testing.assert_close(y, line(x[:, :, 0]))
 
 
+@pytest.mark.parametrize("mode", ["reflect", "edge", "circular"])
+@pytest.mark.parametrize("pads", [1, (2, 1), "same", ((1, 2), (0, 3))])
+def test_gradients_flow_to_the_elements_that_borders_repeat(mode, pads):
+    rng = np.random.default_rng(7)
+    shapes = ((2, 3, 9, 8), (4, 3, 3, 3), (4,))
+    given = [torch.from_numpy(rng.standard_normal(shape)).requires_grad_() for shape in shapes]
+    y = bc.conv2d(*given, padding=pads, padding_mode=mode)
+    (top, bottom), (left, right) = {1: ((1, 1), (1, 1)), (2, 1): ((2, 2), (1, 1)), "same": ((1, 1),) * 2}.get(pads, pads)
+    name = {"edge": "replicate"}.get(mode, mode)
+    wanted = F.conv2d(F.pad(given[0], (left, right, top, bottom), mode=name), *given[1:])
+    torch.testing.assert_close(y, wanted)
+    grad = torch.from_numpy(rng.standard_normal(y.shape))
+    for found, one in zip(*(torch.autograd.grad(each, given, grad) for each in (y, wanted)), strict=True):
+        torch.testing.assert_close(found, one)
+    line = [x[:, :, 0] if x.dim() == 4 else x for x in given]
+    found = bc.conv1d(*line, padding=1, padding_mode=mode)
+    torch.testing.assert_close(found, F.conv1d(F.pad(line[0], (1, 1), mode=name), *line[1:]))
+    found.sum().backward()
+
+
+def test_second_derivatives_of_borders():
+    x, w = (torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    call = lambda x, w: bc.conv2d(x, w, padding=2, padding_mode="circular")  # noqa: E731
+    assert torch.autograd.gradcheck(call, (x, w))
+    assert torch.autograd.gradgradcheck(call, (x, w))
+
+
 def test_everything_that_follows_the_sums(cache):
     rng = np.random.default_rng(3)
     x, w = rng.standard_normal((2, 16, 40, 23), np.float32), rng.standard_normal((24, 16, 3, 3), np.float32)
@@ -146,8 +173,11 @@ def test_errors():
     for name in ("reflct", 3, None, ["reflect"]):
         with pytest.raises(bc.ArgumentError, match=r"padding_mode=.*has to be one of zeros, .*reflect"):
             bc.conv2d(x, w, padding_mode=name)
-    with pytest.raises(bc.ArgumentError, match="padding_mode='reflect': has no gradient"):
-        bc.conv2d(torch.ones(1, 1, 4, 4, requires_grad=True), torch.ones(1, 1, 3, 3), padding=1, padding_mode="reflect")
+    given = torch.ones(1, 1, 4, 4, requires_grad=True), torch.ones(1, 1, 3, 3)
+    with pytest.raises(bc.ArgumentError, match="padding_mode='grid-mirror': has no gradient"):
+        bc.conv2d(*given, padding=1, padding_mode="grid-mirror")
+    with pytest.raises(bc.ArgumentError, match="padding_mode='reflct': has to be one of zeros"):
+        bc.conv2d(*given, padding_mode="reflct")
     assert "padding_mode='edge'" in repr(bc.Conv2d(w, padding=1, padding_mode="replicate"))
 
 
@@ -159,6 +189,9 @@ CALLS = {
     "max": lambda x, **more: bc.max_pool2d(x, 3, 2, 1, **more),
     "average": lambda x, **more: bc.avg_pool2d(x, 2, **more),
     "adaptive": lambda x, **more: bc.adaptive_avg_pool2d(x, (5, 7), **more),
+    "mean": bc.global_avg_pool2d,
+    "greatest": bc.global_max_pool2d,
+    "Conv2d": lambda x, **more: bc.Conv2d(np.arange(-67, 68, dtype=np.int8).reshape(5, 3, 3, 3), stride=2)(x, **more),
     "conv": lambda x, **more: bc.conv2d(x, np.ones((5, 3, 3, 3), np.int8), padding=1, padding_mode="edge", **more),
 }
 
@@ -193,11 +226,14 @@ def test_a_gradient_and_indices_follow_the_axes():
     residual = np.full((20, 30, 5), 2.0, np.float32)
     w = np.zeros((5, 3, 1, 1), np.float32)
     np.testing.assert_array_equal(bc.conv2d(RGB.astype("f4"), w, residual=residual, axes="HWC"), residual)
+    np.testing.assert_array_equal(bc.Conv2d(w)(RGB.astype("f4"), residual=residual, axes="HWC"), residual)
 
 
 def test_wrong_axes():
     for axes in ("HW", "HWCC", "CHWX", 3, "NHWC"):
         with pytest.raises(bc.ArgumentError, match=r"avg_pool2d: (axes|input)="):
             bc.avg_pool2d(RGB, 2, axes=axes)
+        with pytest.raises(bc.ArgumentError, match=r"Conv2d: (axes|input)="):
+            bc.Conv2d(np.ones((5, 3, 3, 3), np.int8))(RGB, axes=axes)
     with pytest.raises(bc.ArgumentError, match="has to be an array of the axes NHWC"):
         bc.max_pool2d(blocked(np.zeros((1, 3, 4, 4), "f4"), "NHWC"), 2, axes="NHWC")

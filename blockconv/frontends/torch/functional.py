@@ -17,7 +17,7 @@ from blockconv.core.activation import ACTIVATIONS as DEFINITIONS
 from blockconv.core.activation import activation as read_activation
 from blockconv.core.checks import check_flag, check_same, checked_number
 from blockconv.core.errors import ArgumentError, raised_by
-from blockconv.dispatch.boundary import output_paddings, pair, read_window
+from blockconv.dispatch.boundary import output_paddings, pair, read_mode, read_window
 from blockconv.frontends.torch.library import calls
 
 __all__ = [
@@ -46,6 +46,7 @@ def conv2d(
     *,
     activation: Any = None,
     residual: Any = None,
+    padding_mode: str = "zeros",
 ) -> Any:
     """torch.nn.functional.conv2d: activation(conv(input, weight) + bias + residual), with gradients.
 
@@ -53,25 +54,27 @@ def conv2d(
     weight: (O, C / groups, KH, KW).
     bias: None, or (O,).
     stride, padding, dilation, groups, activation, residual: as in `blockconv.conv2d`.
+    padding_mode: likewise, but not "symmetric". PyTorch pads, and raises its own error for more pixels than it can.
 
     The output is channels_last if input or weight is. Raises ArgumentError for a bad argument.
     """
-    x, dilations = _batched("conv2d", input), _two(dilation)
+    x, dilations, mode = _batched("conv2d", input), _two(dilation), read_mode("conv2d", padding_mode)
+    if mode == "symmetric":
+        raise ArgumentError("conv2d", "padding_mode", padding_mode, "has no gradient", "index rows and columns before")
     _check_rank("conv2d", "weight", weight, (4,), "(O, C / groups, KH, KW)")
     is_pair = [*map(type, _two(padding))] == [int, int]  # the op checks these, and stride and dilation
     # torch.compile follows this function, also with sizes that change.
-    if not is_pair and not torch.compiler.is_dynamo_compiling():
+    if not (is_pair and mode == "constant") and not torch.compiler.is_dynamo_compiling():
         _, padding, dilations = read_window("conv2d", tuple(weight.shape[2:]), stride, padding, dilation)
     elif padding == "same" and _two(stride) == (1, 1):
         total = [dilations[k] * (weight.shape[2 + k] - 1) for k in (0, 1)]
         padding = tuple((all_ // 2, all_ - all_ // 2) for all_ in total)
     edges = _two(0 if padding == "valid" else padding)
-    if isinstance(edges[0], (tuple, list)):
-        (top, bottom), (left, right) = edges
-        if (top, left) != (bottom, right):
-            x, top, left = _F.pad(x, (left, right, top, bottom)), 0, 0
-        edges = top, left
-    y = calls.conv2d(x, weight, bias, _two(stride), edges, dilations, groups)
+    (top, bottom), (left, right) = (side if isinstance(side, (tuple, list)) else (side, side) for side in edges)
+    if mode != "constant" or (top, left) != (bottom, right):
+        theirs = {"edge": "replicate", "wrap": "circular"}.get(mode, mode)
+        x, top, left = _F.pad(x, (left, right, top, bottom), theirs), 0, 0
+    y = calls.conv2d(x, weight, bias, _two(stride), (top, left), dilations, groups)
     y = _as_given(y, input)
     if residual is not None:
         _check_rank("conv2d", "residual", residual, (3, 4), "of the output's shape")
@@ -90,10 +93,12 @@ def conv1d(
     groups: int = 1,
     *,
     activation: Any = None,
+    padding_mode: str = "zeros",
 ) -> Any:
     """torch.nn.functional.conv1d with gradients: `conv2d` over (N, C, 1, L)."""
     window = {"stride": stride, "dilation": dilation, "padding": padding}
-    return _over_a_row("conv1d", conv2d, input, weight, window, bias=bias, groups=groups, activation=activation)
+    others = {"bias": bias, "groups": groups, "activation": activation, "padding_mode": padding_mode}
+    return _over_a_row("conv1d", conv2d, input, weight, window, **others)
 
 
 def _over_a_row(

@@ -76,29 +76,23 @@ def _is_op(*tensors: Any) -> bool:
     return not is_plain or (follows_tangents() and any(map(has_tangent, given)))
 
 
-def _padded(module: Any, input: Any) -> tuple[Any, Any]:
-    """A convolution's input and the padding that it still needs: none after padding by a mode."""
-    if module.padding_mode == "zeros":
-        return input, module.padding
-    return F.pad(input, module._reversed_padding_repeated_twice, mode=module.padding_mode), 0
-
-
 class Conv2d(torch.nn.Conv2d, metaclass=_StandIn):  # type: ignore[misc]
     """torch.nn.Conv2d on blockconv's kernels. Without gradients weights are packed once, until they change."""
 
     def forward(self, input: Any) -> Any:
         """As torch.nn.Conv2d."""
-        (input, padding), weight, bias = _padded(self, input), self.weight, self.bias
-        options = self.stride, padding, self.dilation, self.groups
+        weight, bias = self.weight, self.bias
+        options, mode = (self.stride, self.padding, self.dilation, self.groups), {"padding_mode": self.padding_mode}
         is_cast = weight.dtype is not torch.float32 and torch.is_autocast_enabled("cpu")
         is_kept = "weight" in self._parameters or "weight" in self._buffers  # not computed by each call
         if not is_kept or is_cast or _is_op(input, weight, bias):
-            return functional.conv2d(input, weight, bias, *options)
+            return functional.conv2d(input, weight, bias, *options, **mode)
         held: Any = self.__dict__.get("_packed")
         given = (weight,) if bias is None else (weight, bias)
-        if held is None or held[1] != options or not held[0].are(given):
+        if held is None or held[1] != (options, mode) or not held[0].are(given):
             known = Snapshot(given)
-            held = known, options, Packed(lent(weight), None if bias is None else lent(bias), *options)
+            made = Packed(lent(weight), None if bias is None else lent(bias), *options, **mode)
+            held = known, (options, mode), made
             self.__dict__["_packed"] = held
         return held[2](input)
 
@@ -112,8 +106,8 @@ class Conv1d(torch.nn.Conv1d, metaclass=_StandIn):  # type: ignore[misc]
 
     def forward(self, input: Any) -> Any:
         """As torch.nn.Conv1d."""
-        input, padding = _padded(self, input)
-        return functional.conv1d(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        options, mode = (self.stride, self.padding, self.dilation, self.groups), self.padding_mode
+        return functional.conv1d(input, self.weight, self.bias, *options, padding_mode=mode)
 
 
 def _transposed(call: Callable[..., Any], dimensions: int) -> Callable[..., Any]:
