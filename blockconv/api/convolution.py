@@ -54,7 +54,16 @@ ALGORITHMS: dict[str, Callable[[Row], bool]] = {
 }
 
 
+MOST_ALIKE = 16  # channels of images whose filter may be one for all
 TYPES: Mapping[str, None] = dict.fromkeys(("input", "grad", "residual"))  # for a frame: `Arithmetic` checks them
+
+
+def has_one_filter(op: str, weight: Any, bias: Any, groups: Any, quantized: QuantizedOptions) -> bool:
+    """Whether a convolution has no bias, and one filter and scale for each of a few channels."""
+    if type(groups) is not int or not 1 < groups <= MOST_ALIKE or bias is not None:
+        return False
+    w, scale = np.asarray(as_weight(weight, op)), getattr(quantized.weight_quantization, "scale", 1)
+    return w.shape[:2] == (groups, 1) and np.size(scale) == 1 and bool((w == w[:1]).all())
 
 
 class CheckedConvolution:
@@ -68,6 +77,7 @@ class CheckedConvolution:
     _given = "input"  # likewise, of the array that is convolved
     _weight_axes = "(O, I/groups, KH, KW)"
     _mode: Any = "constant"  # of NumPy's paddings; files of an earlier version lack it
+    _columns = 1  # that are a pixel of the image which padding extends
 
     def __init__(
         self, weight: Any, bias: Any, options: tuple[Any, ...], quantized: QuantizedOptions, op: str | None = None
@@ -118,8 +128,10 @@ class CheckedConvolution:
             packs = packed is None
             if not packs or isinstance(self.weight, BlockedArray):
                 types = with_weights(types, self.weight, any(map(any, self._pads)))
-            found = self._prepare(problem, src, dst, types, residual is not None, packs)
-            derive, beside = self._derive(found, call, packed)
+            is_one = call.kind and call.kind[0] and src is dst is NHWC
+            own, *where = (is_one and self._of_one_filter(problem, types)) or (self, problem, src, dst)
+            found = own._prepare(*where, types, residual is not None, packs)
+            derive, beside = own._derive(found, call, packed)
         added = "residual" if residual is not None else "out"
         return Computation(
             None if found is None else found.program,
@@ -134,6 +146,22 @@ class CheckedConvolution:
             derive=derive,
             beside=beside,
         )
+
+    def _of_one_filter(self, p: Conv2dProblem, types: Types) -> tuple[Any, ...] | None:
+        """Innermost channels that share a filter as one channel of more columns, whose taps are a pixel apart.
+
+        None if that is not predicted to be faster.
+        """
+        c = self.groups
+        wide = replace(p, ic=1, oc=1, g=1, iw=p.iw * c, pw=p.pw * c, pw_r=p.pw_r * c, dw=p.dw * c)
+        asked = (Request(problem, at, at, types) for problem, at in ((p, NHWC), (wide, NCHW)))
+        found: Any = [selection.cheapest(selection.decisions(p.row_op, one)) for one in asked]
+        if self.algorithm != "auto" or p.sw != 1 or found[0][1].seconds <= found[1][1].seconds:
+            return None
+        options = self.stride, self._pads, self.dilation, 1, self.activation, "auto", "default", self._mode
+        made = CheckedConvolution(np.asarray(self.weight)[:1], None, options, self._options, self._op)
+        made._columns = c
+        return made, wide, NCHW, NCHW
 
     def _problem(self, shape: Shape) -> Conv2dProblem:
         oc, per_group, kh, kw = self.weight.shape
@@ -155,7 +183,7 @@ class CheckedConvolution:
             row: Any = selection.choose(problem.row_op, problem, src, dst, types, self.accuracy, once=packs)
         else:
             row = self._by_algorithm(Request(problem, src, dst, types, anchor=selection.anchor_of(problem)))
-        row = row if whole is problem else Banded(row, whole, self._mode)
+        row = row if whole is problem else Banded(row, whole, self._mode, self._columns)
         epilogue = self.arithmetic.epilogue(types, residual)
         plain = PLAIN if isinstance(self.weight, BlockedArray) else weights_layout(self.weight) or PLAIN
         return _prepared(row, problem, src, dst, types, get_num_threads(), epilogue, plain if packs else None)
@@ -188,10 +216,11 @@ class CheckedConvolution:
             return lambda operands, values: (addresses, lasting), dict(zipped(names, lasting))
         if self.arithmetic.is_float:
             return self._derive_floats(to, call.operands[0])
-        op, given, activation = self._op, self._given, self.activation
+        op, given, activation, count = self._op, self._given, self.activation, self.weight.shape[0]
 
         def derive(operands: Any, values: QuantizedOptions | None) -> tuple[Sequence[int], Any]:
             weight, bias = as_weight(operands[0], op), operands[1]
+            weight = weight[:count] if isinstance(weight, np.ndarray) else weight
             arithmetic = Arithmetic(op, weight, bias, activation, values or NOTHING_QUANTIZED, given)
             arithmetic.types(src)
             assert to.packing is not None
@@ -231,7 +260,10 @@ class CheckedConvolution:
     def _operands(self, to: _Prepared, residual: Any, kept: dict[Any, Array]) -> tuple[Array, Array, Array]:
         """Packed weights, biases, parameters."""
         # In the type that they are multiplied in: float32 ones are rounded for an input of 16 bits.
-        weight, key = np.asarray(self.weight).astype(to.types.wei.dtype, copy=False), (to.form, to.types)
+        weight, key = (
+            np.asarray(self.weight).astype(to.types.wei.dtype, copy=False),
+            (to.form, to.types, self.weight.shape[0]),
+        )
         if key not in kept:
             kept[key] = pack_weights(to.problem, weight, to.form)
         return kept[key], *self.arithmetic.beside_weights(*to[:3], weight, self.bias, residual)
@@ -322,11 +354,13 @@ class Banded(NamedTuple):
     row: the one for a band.
     whole: the problem of all bands.
     mode: in `numpy.pad`, of the elements that extend images.
+    columns: of the problem, that are a pixel of the image.
     """
 
     row: Row
     whole: Conv2dProblem
     mode: Any
+    columns: int
 
     def prepare(
         self, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, threads: int, **how: Any
@@ -337,8 +371,10 @@ class Banded(NamedTuple):
         part = self.row.prepare(problem, src, of_band, types, threads, **how)
         first = sum(part.workspace)
         end = first + types.src.nbytes(src.size(problem.src_shape))
-        sides = (p.ih, p.ph, p.ph_r), (p.iw, p.pw, p.pw_r)
-        rows, cols = (np.pad(np.arange(size), ends, self.mode) for size, *ends in sides)
+        rows, cols = (
+            np.pad(np.arange(size).reshape(-1, c), ((before // c, after // c), (0, 0)), self.mode).ravel()
+            for size, before, after, c in ((p.ih, p.ph, p.ph_r, 1), (p.iw, p.pw, p.pw_r, self.columns))
+        )
 
         def launches(epilogue: Epilogue) -> list[Launch]:
             made = [one.with_offsets({0: (first, end)}).with_buffers({0: WORKSPACE}) for one in part.launches(epilogue)]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
 from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions
-from blockconv.api.convolution import convolution_frame
+from blockconv.api.convolution import convolution_frame, has_one_filter
 from blockconv.api.frame import by_axes
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
@@ -164,8 +164,9 @@ def conv2d(
     is_plain = input_quantization is weight_quantization is out_quantization is residual_quantization is out_dtype
     is_plain = is_plain and out_dtype is None and rounding is NOTHING_QUANTIZED.rounding
     quantized = NOTHING_QUANTIZED if is_plain else QuantizedOptions(*asked)
-    kind = () if is_plain else quantized.kind(isinstance(input, BlockedArray))
-    return CONV2D((input, residual, weight, bias), options, kind, (), out, out_layout, quantized)[0]
+    kind: tuple[Any, ...] = () if is_plain else quantized.kind(isinstance(input, BlockedArray))
+    is_one = has_one_filter("conv2d", weight, bias, groups, quantized)
+    return CONV2D((input, residual, weight, bias), options, (is_one, *kind), (), out, out_layout, quantized)[0]
 
 
 def conv1d(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, Padding, Sizes
 from blockconv.api.arithmetic import QuantizedOptions
-from blockconv.api.convolution import TYPES, CheckedConvolution
+from blockconv.api.convolution import TYPES, CheckedConvolution, has_one_filter
 from blockconv.api.frame import BoundCalls, Call, Computation, Frame, by_axes
 from blockconv.core.interop import as_autocast
 from blockconv.core.layout import Layout
@@ -130,7 +130,8 @@ class Conv2d(CheckedConvolution):
 
 def _solve(call: Call) -> Computation:
     conv: Conv2d = call.values
-    return conv._computation(call, conv._packed, conv.layout)
+    is_one = has_one_filter(conv._op, conv.weight, conv.bias, conv.groups, conv._options)
+    return conv._computation(call._replace(kind=(is_one,)), conv._packed, conv.layout)
 
 
 FRAME = Frame("Conv2d", ("input", "residual"), _solve, (), ("residual",), TYPES, takes_one=True)

@@ -83,7 +83,9 @@ def test_gradients_flow_to_the_elements_that_borders_repeat(mode, pads):
     shapes = ((2, 3, 9, 8), (4, 3, 3, 3), (4,))
     given = [torch.from_numpy(rng.standard_normal(shape)).requires_grad_() for shape in shapes]
     y = bc.conv2d(*given, padding=pads, padding_mode=mode)
-    (top, bottom), (left, right) = {1: ((1, 1), (1, 1)), (2, 1): ((2, 2), (1, 1)), "same": ((1, 1),) * 2}.get(pads, pads)
+    (top, bottom), (left, right) = {1: ((1, 1), (1, 1)), (2, 1): ((2, 2), (1, 1)), "same": ((1, 1),) * 2}.get(
+        pads, pads
+    )
     name = {"edge": "replicate"}.get(mode, mode)
     wanted = F.conv2d(F.pad(given[0], (left, right, top, bottom), mode=name), *given[1:])
     torch.testing.assert_close(y, wanted)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import functional as F  # noqa: N812  (torch.jit.script looks for this name in PyTorch's `forward`)
+from torch.nn import functional as F  # noqa: F401, N812  (torch.jit.script looks for this name in PyTorch's `forward`)
 from torch.nn.utils.parametrize import is_parametrized
 
 from blockconv.api.modules import Conv2d as Packed
