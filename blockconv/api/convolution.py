@@ -226,10 +226,8 @@ class CheckedConvolution:
             assert to.packing is not None
             weight = np.ascontiguousarray(weight) if isinstance(weight, BlockedArray) else weight
             start, between, room = room_for(to.packing)
-            held = (
-                *arithmetic.beside_weights(*to[:3], weight, bias, residual),
-                widened(weights_as_read(weight)[0], to.form),
-            )
+            beside = arithmetic.beside_weights(*to[:3], weight, bias, residual)
+            held = *beside, widened(weights_as_read(weight)[0], to.form)
             return (start, *map(address_of, held), between), (held, room)
 
         return derive, None

@@ -141,29 +141,18 @@ def conv2d(
     """
     if axes is not None:
         return by_axes("conv2d", conv2d, locals())
+    asked: Any = input_quantization, weight_quantization, out_quantization, residual_quantization, out_dtype, rounding
+    is_plain = input_quantization is weight_quantization is out_quantization is residual_quantization is out_dtype
+    is_plain = is_plain and out_dtype is None and rounding is NOTHING_QUANTIZED.rounding
+    quantized = NOTHING_QUANTIZED if is_plain else QuantizedOptions(*asked)
     if type(input) is not np.ndarray:
-        differentiable = with_gradient(
-            "conv2d",
-            (input, weight, bias, residual),
-            out=out,
-            out_layout=out_layout,
-            algorithm=algorithm,
-            accuracy=accuracy,
-            input_quantization=input_quantization,
-            weight_quantization=weight_quantization,
-            out_quantization=out_quantization,
-            residual_quantization=residual_quantization,
-            out_dtype=out_dtype,
-        )
+        given, without = (input, weight, bias, residual), {"out": out, "out_layout": out_layout, "accuracy": accuracy}
+        differentiable = with_gradient("conv2d", given, **without, algorithm=algorithm, **quantized._asdict())
         if differentiable is not None:
             more = {"activation": activation, "residual": residual, "padding_mode": padding_mode}
             return differentiable(input, weight, bias, stride, padding, dilation, groups, **more)
         input, weight, bias, residual = as_autocast(input, weight, bias, residual)
     options = (stride, padding, dilation, groups, activation, algorithm, accuracy, padding_mode)
-    asked: Any = input_quantization, weight_quantization, out_quantization, residual_quantization, out_dtype, rounding
-    is_plain = input_quantization is weight_quantization is out_quantization is residual_quantization is out_dtype
-    is_plain = is_plain and out_dtype is None and rounding is NOTHING_QUANTIZED.rounding
-    quantized = NOTHING_QUANTIZED if is_plain else QuantizedOptions(*asked)
     kind: tuple[Any, ...] = () if is_plain else quantized.kind(isinstance(input, BlockedArray))
     is_one = has_one_filter("conv2d", weight, bias, groups, quantized)
     return CONV2D((input, residual, weight, bias), options, (is_one, *kind), (), out, out_layout, quantized)[0]

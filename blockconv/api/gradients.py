@@ -119,14 +119,8 @@ def conv_transpose2d(
     >>> bc.conv_transpose2d(x, weight, stride=2).shape
     (1, 2, 6, 6)
     """
-    differentiable = with_gradient(
-        "conv_transpose2d",
-        (input, weight, bias),
-        out=out,
-        out_layout=out_layout,
-        algorithm=algorithm,
-        accuracy=accuracy,
-    )
+    without = {"out": out, "out_layout": out_layout, "algorithm": algorithm, "accuracy": accuracy}
+    differentiable = with_gradient("conv_transpose2d", (input, weight, bias), **without)
     if differentiable is not None:
         return differentiable(
             input, weight, bias, stride, padding, output_padding, groups, dilation, activation=activation

@@ -169,7 +169,7 @@ def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:
     return getattr(_gradients[0](), op, None) if _gradients else None
 
 
-_DEFAULTS = "auto", "default"  # of algorithm and accuracy
+_DEFAULTS = "auto", "default", "half_even"  # of algorithm, accuracy and rounding
 _TENSORS = "input", "weight", "bias", "residual"  # in the order of the functions
 
 

@@ -92,8 +92,7 @@ class Conv2d(torch.nn.Conv2d, metaclass=_StandIn):  # type: ignore[misc]
         if held is None or held[1] != (options, mode) or not held[0].are(given):
             known = Snapshot(given)
             made = Packed(lent(weight), None if bias is None else lent(bias), *options, **mode)
-            held = known, (options, mode), made
-            self.__dict__["_packed"] = held
+            held = self.__dict__["_packed"] = known, (options, mode), made
         return held[2](input)
 
     def __getstate__(self) -> dict[str, Any]:
