@@ -209,7 +209,7 @@ def _computed(kind: int, names: str, x: Array, *args: Any) -> None:
             dtype = np.uint8 if x.dtype.kind == "b" else x.dtype
             cval = np.array(cval).astype(dtype).item() if abs(cval) < 2**31 else None  # which is no number
         shape, ends, chosen = mask.shape, origins, mask.tobytes()
-    kind = passes.EXTREMES[given["is_least"]] if "is_least" in given else kind
+    kind = codegen.EXTREMES[given["is_least"]] if "is_least" in given else kind
     of_terms = () if weights is None else tuple(weights.tolist()), int(rank), axis is not None
     border = tuple(ends), given["mode"], cval
     compute(x, given["out"], window_of(kind, tuple(shape), chosen, *border, *of_terms))

@@ -156,17 +156,6 @@ FRAMES = {
 _WITHOUT_GRADIENT = frozenset({np.ndarray, BlockedArray})  # asking by type takes a tenth of `with_gradient`'s time
 
 
-def _differentiable(
-    op: str, input: Any, out: Any, out_layout: Any, quantizations: tuple[Any, Any] = NOT_QUANTIZED
-) -> Callable[..., Any] | None:
-    """The function `op` with a gradient, if the input needs one; else None."""
-    if type(input) in _WITHOUT_GRADIENT:
-        return None
-    source, target = quantizations
-    options = {"out": out, "out_layout": out_layout, "input_quantization": source, "out_quantization": target}
-    return with_gradient(op, (input,), **options)
-
-
 def _average(
     op: str,
     input: Array,
@@ -179,11 +168,13 @@ def _average(
     """The averages of an array, with a gradient if it needs one."""
     if axes is not None:
         return by_axes(op, _average, locals())
-    kind, average = None, _differentiable(op, input, out, out_layout, quantizations)
-    if average is not None:
-        return average(input, *parameters)
+    kind, without = None, dict(zipped(INTEGERS, quantizations))
+    if type(input) not in _WITHOUT_GRADIENT:
+        average = with_gradient(op, (input,), out=out, out_layout=out_layout, **without)
+        if average is not None:
+            return average(input, *parameters)
     if quantizations != NOT_QUANTIZED:
-        for name, given in zipped(INTEGERS, quantizations):
+        for name, given in without.items():
             if given is not None and not isinstance(given, Quantization):
                 raise ArgumentError(op, name, given, "has to be a Quantization, or None")
         kind = False, quantizations
@@ -275,8 +266,10 @@ def max_pool2d(
     if axes is not None:
         return by_axes("max_pool2d", max_pool2d, locals())
     parameters = (kernel_size, stride, padding, dilation, ceil_mode)
-    if (differentiable := _differentiable("max_pool2d", input, out, out_layout)) is not None:
-        return differentiable(input, *parameters, return_indices)
+    if type(input) not in _WITHOUT_GRADIENT:
+        differentiable = with_gradient("max_pool2d", (input,), out=out, out_layout=out_layout)
+        if differentiable is not None:
+            return differentiable(input, *parameters, return_indices)
     indices = return_indices is not False and check_flag("max_pool2d", "return_indices", return_indices)
     kind = (True, NOT_QUANTIZED) if indices else None
     pooled = FRAMES["max_pool2d"]((input,), parameters, kind, out=out, out_layout=out_layout)
@@ -495,11 +488,7 @@ def avg_pool2d_backward(
 
 
 def adaptive_avg_pool2d_backward(
-    input_shape: tuple[int, ...],
-    grad: Array,
-    *,
-    out: Array | None = None,
-    out_layout: Layout | str | None = None,
+    input_shape: tuple[int, ...], grad: Array, *, out: Array | None = None, out_layout: Layout | str | None = None
 ) -> Array:
     """The gradient of the input of `adaptive_avg_pool2d`, and of `global_avg_pool2d`, for an output of grad's size.
 

@@ -11,7 +11,7 @@ from llvmlite import ir
 from blockconv.core import target
 from blockconv.core.python import zipped
 from blockconv.core.types import SIGNED, ElementType, element
-from blockconv.jit.ir import I64, const, counted, emitted, pointer, store_vector, vector
+from blockconv.jit.ir import I64, const, counted, emit_prefetch, emitted, pointer, store_vector, vector
 from blockconv.jit.values import binary, build, least
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.eltwise.codegen import converted
@@ -21,7 +21,7 @@ from blockconv.kernels.eltwise.codegen import converted
 # SUM, MEAN: the sum, and the sum times a number.
 # GREATEST, LEAST: an extreme. RANK: the term of this rank.
 WEIGHTED, ORDERED, SUM, MEAN, GREATEST, LEAST, RANK = range(7)
-WEIGHED = (WEIGHTED, ORDERED)
+WEIGHED, EXTREMES = (WEIGHTED, ORDERED), (GREATEST, LEAST)
 # A result as it is computed; rounded to the type of the filter's result; stored in that type; stored past the caches.
 COMPUTED, ROUNDED, STORED, STREAMED = range(4)
 AT_ONCE = 4  # vectors that one pass over the terms computes
@@ -71,19 +71,20 @@ def row_reader(src: ElementType, acc: ElementType):
     return read
 
 
-def reductions(hows: Sequence[Reducing], acc: ElementType, out: ElementType):
-    """reduce(number, addresses, step, weights, to, count): code that writes `count` results of a reduction at `to`.
+def reductions(hows: Sequence[Reducing], src: ElementType, acc: ElementType, out: ElementType):
+    """reduce(number, addresses, step, weights, to, count, ahead): code that writes `count` results at `to`.
 
     addresses: of the elements that the first result reads. A vector more behind them may be read.
     step: `FilterStep`. weights: the address of what `passes` adds to the tables for the step's kind.
+    ahead: elements of the image that are soon read. Arithmetic hides their prefetches; it may be outside the image.
     """
 
     @emitted
-    def reduce(number, addresses, step: Any, weights, to, count) -> None:
+    def reduce(number, addresses, step: Any, weights, to, count, ahead) -> None:
         for k, how in enumerate(hows):
             with build.if_then(binary("eq", number, k)):
                 code = _Reduction(how, acc, addresses, step, weights)
-                code.made = Vectors(out if how.result else acc, code.v.lanes)
+                code.made, code.ahead = Vectors(out if how.result else acc, code.v.lanes), (ahead, src.itemsize)
                 _write(code, Vectors(out if how.result >= STORED else acc, code.v.lanes), to, count)
 
     return reduce
@@ -95,6 +96,9 @@ def _write(code: _Reduction, memory: Vectors, to, count) -> None:
 
     def block(first, vectors: int, limit: Any | None = None) -> None:
         """Results from `first` on, of these vectors; at most `limit` elements, where that is given."""
+        for k in range(vectors if streams and limit is None else 0):
+            ahead, itemsize = code.ahead
+            emit_prefetch(ahead + (first + k * lanes) * itemsize)
         for k, value in enumerate(code.results(first, vectors)):
             value, at = _cast(code.made, memory, value), to + (first + k * lanes) * memory.itemsize
             if limit is not None:
@@ -119,6 +123,7 @@ class _Reduction:
     """Code of a reduction. All but the number of the first result and of vectors is the same for every block."""
 
     made: Vectors
+    ahead: tuple[Any, int]
 
     def __init__(self, how: Reducing, acc: ElementType, addresses, step, weights) -> None:
         self.how, self.addresses, self.step, self.weights = how, addresses, step, weights

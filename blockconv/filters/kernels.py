@@ -8,6 +8,7 @@ from blockconv.filters.codegen import Reducing, reductions, row_reader
 from blockconv.jit.arguments import Arguments, held, table, word
 from blockconv.jit.ir import digits, load_bits, load_i64, store_bits, store_i64
 
+AHEAD = 2  # rows that a row is prefetched before it is read
 BEYOND = -(1 << 58)  # in place of an offset along an axis, where it is outside the image and constant
 
 
@@ -79,7 +80,7 @@ def filter_rows(src, dst, acc, *hows):
     """
     src, dst, acc = map(ElementType.of, (src, dst, acc))
     size, read = acc.itemsize, row_reader(src, acc)
-    reduce = reductions([*map(Reducing, *[iter(hows)] * len(Reducing._fields))], acc, dst)
+    reduce = reductions([*map(Reducing, *[iter(hows)] * len(Reducing._fields))], src, acc, dst)
 
     def take(a, steps, begin, end, scratch, plane, row, n):
         low, of_row = max(0, begin), load_i64(a.tables + a.rows_at, row + n)
@@ -105,6 +106,8 @@ def filter_rows(src, dst, acc, *hows):
             out = a.dst + load_i64(plane, 0) + row * a.dst_row + column * dst.itemsize
             for n in range(min(a.row_size, a.rows - row) + a.lag):
                 take(a, steps, begin, end, scratch, plane, row, n)
+                later = load_i64(a.tables + a.rows_at, min(row + n + AHEAD, a.rows + a.lag - 1))
+                ahead = a.src + later + load_i64(plane, 1) + column * src.itemsize
                 for k in range(a.planes, a.sources):
                     step = held(steps[k])
                     i = n - step.lag
@@ -114,7 +117,7 @@ def filter_rows(src, dst, acc, *hows):
                         if step.how == 0:
                             skipped, to, count = a.before * size, out + i * a.dst_row, stop - column
                         _locate(a, step, scratch, pointers, skipped)
-                        reduce(step.how, scratch, step, a.tables + step.weights, to, count)
+                        reduce(step.how, scratch, step, a.tables + step.weights, to, count, ahead)
                         store_i64(pointers, k * a.positions, to)
 
     return kernel

@@ -13,19 +13,7 @@ import numpy as np
 from blockconv.core import target
 from blockconv.core.python import zipped
 from blockconv.core.types import Array, ElementType, element
-from blockconv.filters.codegen import (
-    GREATEST,
-    LEAST,
-    MEAN,
-    ORDERED,
-    RANK,
-    ROUNDED,
-    STORED,
-    STREAMED,
-    SUM,
-    WEIGHTED,
-    Reducing,
-)
+from blockconv.filters.codegen import EXTREMES, MEAN, ORDERED, RANK, ROUNDED, STORED, STREAMED, SUM, WEIGHTED, Reducing
 from blockconv.filters.kernels import BEYOND, FilterArgs, FilterStep, filter_rows
 from blockconv.runtime import OWN_TABLE, Buffer, Launch, Program, address_of
 
@@ -33,7 +21,6 @@ TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64", "float3
 NARROW = 64  # where the elements behind an axis are fewer, vectors are along the axis
 TASK_ROWS, RING_BYTES = 64, 128 * 1024
 MOST_KNOWN = 9  # terms of a sum or an extreme that a kernel is compiled for
-EXTREMES = (GREATEST, LEAST)
 
 Term = tuple[int, int, int]  # a source, a row, a column
 
