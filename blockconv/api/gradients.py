@@ -168,19 +168,11 @@ def conv2d_backward_data(
         raise ArgumentError("conv2d_backward_data", "grad", grad, rule, remedy)
     options = (input_shape, stride, padding, dilation, groups, None, algorithm, accuracy)
     given = grad, weight, None
-    return _BACKWARD_DATA(given, options, out=out, out_layout=out_layout)[0]
-
-
-def biased_backward_data(
-    input_shape: Shape, weight: Any, grad: Any, bias: Any, windows: tuple[Any, ...], out_layout: str
-) -> Any:
-    """`conv2d_backward_data` and a bias, (C,), or None. windows: stride, padding, dilation, groups."""
-    options = (input_shape, *windows, None, "auto", "default")
-    return _BACKWARD_DATA((grad, weight, bias), options, out_layout=out_layout)[0]
+    return BACKWARD_DATA(given, options, out=out, out_layout=out_layout)[0]
 
 
 _CONV_TRANSPOSE2D = convolution_frame("conv_transpose2d", _ConvTranspose2d, ("input",), 1)
-_BACKWARD_DATA = convolution_frame("conv2d_backward_data", _BackwardData, ("grad",), 1)
+BACKWARD_DATA = convolution_frame("conv2d_backward_data", _BackwardData, ("grad",), 1)
 
 
 def conv2d_backward_weights(

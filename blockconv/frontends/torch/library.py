@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from blockconv.api.functional import CONV2D
-from blockconv.api.gradients import biased_backward_data, conv2d_backward_weights
+from blockconv.api.gradients import BACKWARD_DATA, conv2d_backward_weights
 from blockconv.api.norms import (
     UNBOUNDED,
     gradients,
@@ -253,9 +253,9 @@ def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilatio
 _define(f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_CONVOLVED}) -> Tensor", _conv2d, _fake_conv2d)
 _define(
     f"conv2d_backward_data(SymInt[] input_shape, Tensor weight, Tensor grad, Tensor? bias, {_CONVOLVED}) -> Tensor",
-    lambda shape, w, grad, bias, *options: biased_backward_data(
-        tuple(shape), w, grad, bias, _tuples(options), _layout(grad, w)
-    ),
+    lambda shape, w, grad, bias, *options: BACKWARD_DATA(
+        (grad, w, bias), (tuple(shape), *_tuples(options), None, "auto", "default"), out_layout=_layout(grad, w)
+    )[0],
     lambda shape, w, grad, *options: _empty(grad, shape, _layout(grad, w)),
 )
 _define(
