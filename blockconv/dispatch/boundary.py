@@ -164,13 +164,6 @@ _NAMES = {
 PADDINGS = {name: mode for mode, names in _NAMES.items() for name in names.split()}
 
 
-def read_mode(op: str, padding_mode: Any) -> Any:
-    """NumPy's name of a padding."""
-    if padding_mode not in [*PADDINGS]:
-        raise ArgumentError(op, "padding_mode", padding_mode, f"has to be one of {', '.join(PADDINGS)}")
-    return PADDINGS[padding_mode]
-
-
 def _padded_before(padding: str, total: list[int], same: tuple[object, ...]) -> str:
     """The remedy for a padding that others have a name for. total: what "full" adds on each side."""
     if padding == "full":

@@ -15,9 +15,9 @@ import torch
 
 from blockconv.core.activation import ACTIVATIONS as DEFINITIONS
 from blockconv.core.activation import activation as read_activation
-from blockconv.core.checks import check_flag, check_same, checked_number
+from blockconv.core.checks import check_flag, check_same, checked_number, checked_word
 from blockconv.core.errors import ArgumentError, raised_by
-from blockconv.dispatch.boundary import output_paddings, pair, read_mode, read_window
+from blockconv.dispatch.boundary import PADDINGS, output_paddings, pair, read_window
 from blockconv.frontends.torch.library import calls
 
 __all__ = [
@@ -58,7 +58,8 @@ def conv2d(
 
     The output is channels_last if input or weight is. Raises ArgumentError for a bad argument.
     """
-    x, dilations, mode = _batched("conv2d", input), _two(dilation), read_mode("conv2d", padding_mode)
+    x, dilations = _batched("conv2d", input), _two(dilation)
+    mode = PADDINGS[checked_word("conv2d", "padding_mode", padding_mode, PADDINGS)]
     if mode == "symmetric":
         raise ArgumentError("conv2d", "padding_mode", padding_mode, "has no gradient", "index rows and columns before")
     _check_rank("conv2d", "weight", weight, (4,), "(O, C / groups, KH, KW)")
