@@ -158,7 +158,6 @@ def _columns_of_task(request: Request, at: Space, tile: _Tile, most: int) -> int
 # ---------------------------------------------------------------- the tile, and what it costs
 
 MOST_HELD = 8  # vectors of pixels of a tile
-CHANNELS = 16, 8, 4  # of tiles that problems share
 STEP_CYCLES = 0.25  # that a step of the reduction takes beside its loads and multiply-adds
 PART_CYCLES = 60.0  # that it takes more where not all of its channels exist
 SCATTERED_CYCLES = 1.5  # to move an element by itself
@@ -255,10 +254,10 @@ def _held(isa: Isa, oc: int) -> Iterator[Pair]:
 
 
 def _tiles(machine: Machine, oc: int, at: Space, itemsize: int) -> Iterator[_Tile]:
-    """Tiles that the registers hold, of an even share of the output channels, or of as many as other tiles have."""
+    """Tiles that the registers hold; output channels are shared evenly."""
     for lanes in _lanes(machine, itemsize):
         for held, most in _held(machine.isa, oc):
-            shares = {-(-oc // -(-oc // most)), *(count for count in CHANNELS if count < min(most, oc))}
+            channels = -(-oc // -(-oc // most))
             for vectors in range(1, held + 1):
                 if held % vectors == 0 and held // vectors <= at.oh and vectors * lanes <= at.ow:
-                    yield from (_Tile(held // vectors, vectors, lanes, channels) for channels in shares)
+                    yield _Tile(held // vectors, vectors, lanes, channels)

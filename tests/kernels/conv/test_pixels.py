@@ -152,9 +152,9 @@ def test_panels_are_in_the_second_level_cache_and_tiles_fill_the_registers(descr
         at = pixel_blocking.blocking(Request(p, layout, layout, Types.all("float32"), threads))
         assert at.scratch <= machine.second_level_cache // 2
         held = at.pixels // at.pixel_lanes * at.width
-        assert 0.55 * (machine.isa.registers - 4) <= held <= machine.isa.registers - 3
+        assert 0.6 * (machine.isa.registers - 4) <= held <= machine.isa.registers - 3
         computed = -(-p.oh * p.ow // at.pixels) * at.pixels * at.ocbs * at.width
-        least = 0.75 if p.oh == 7 else 0.87  # of 49 pixels, tiles of 16 or 8 leave many idle, of 196 tiles of 32 some
+        least = 0.75 if p.oh == 7 else 0.92  # of 49 pixels, tiles of 16 or 8 leave many idle
         assert p.oh * p.ow * p.oc >= least * computed
 
 
