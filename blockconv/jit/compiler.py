@@ -88,7 +88,9 @@ def _generate(name: str, body: Callable[..., None], passes: Passes) -> Code:
     if passes.of_module:
         builder.getModulePassManager().run(module, builder)
     else:
-        builder.getFunctionPassManager().run(module.get_function(name), builder)
+        for function in module.functions:
+            if not function.is_declaration:
+                builder.getFunctionPassManager().run(function, builder)
     return Code(module)
 
 

@@ -96,6 +96,27 @@ def counted(stop, start=None, step=None) -> Iterator[Any]:
     build.position_at_end(end)
 
 
+def apart(body: Callable[..., None]):
+    """Decorator of a kernel's rare code, a function of int64s: machine code calls it, and it reloads what it needs.
+
+    Inlined, it would take registers from the loop around it.
+    """
+
+    def emit_call(*given) -> None:
+        from blockconv.jit.translate import call  # and Numba, see `compiler.lower`
+
+        kind = ir.FunctionType(ir.VoidType(), [I64] * len(given))
+        function = ir.Function(build.module, kind, build.module.get_unique_name(body.__name__))
+        function.linkage, function.attributes.alignstack = "internal", 64
+        function.attributes.update(("noinline", "nounwind"))
+        with build.goto_block(function.append_basic_block()):
+            call(body, tuple(function.args), {})
+            build.ret_void()
+        build.call(function, given)
+
+    return Emitted(emit_call)
+
+
 # ---------------------------------------------------------------- scalars
 
 

@@ -241,7 +241,7 @@ def test_the_kernels_of_all_sizes_are_few(kind: str, request: Any) -> None:
 
 # Kernels that 40 random sizes compile after the network's own size, with AVX-512; fewer with AVX2. More than these may
 # come of a size that became a constant of the code.
-MOST_MORE = {"mobilenetv3": 23, "resnet50": 11}
+MOST_MORE = {"mobilenetv3": 11, "resnet50": 11}
 
 
 @pytest.mark.parametrize("name", MOST_MORE)
@@ -251,10 +251,12 @@ def test_forty_sizes_of_a_network_compile_few_kernels(name: str, asked: set[Any]
     fused = fuse(bc.load_onnx(tmp_path / "model.onnx", input_shapes=(1, 3, 224, 224)))
     own = plan_layouts(fused, options)
     bound(own)
-    few, known = len(asked), np.random.default_rng(0)
+    first, known = set(asked), np.random.default_rng(0)
     for _ in range(40):
         bound(resized(fused.with_input_shapes((1, 3, *map(int, known.integers(97, 401, 2)))), options, own))
-    assert len(asked) - few <= MOST_MORE[name]
+    more = asked - first
+    assert len(more) <= MOST_MORE[name]
+    assert sum(family.startswith("depthwise") for family, _ in more) <= 1, "tiles are for any size, but of whole rows"
 
 
 @st.composite

@@ -14,7 +14,7 @@ from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, window_axis
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes
-from blockconv.kernels.depthwise.codegen import DepthwiseShape
+from blockconv.kernels.depthwise.codegen import DepthwiseShape, remainder_of
 from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.kernels import DepthwiseScratch
 from blockconv.machine.machine import Machine
@@ -26,8 +26,6 @@ _INTERLEAVED, _FINISHED, _PACKED = 8, 26, 16
 WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
 MOST_TAPS = 11  # that are unrolled
 MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
-OUTPUTS = 10, 7, 5, 4, 3, 2, 1  # of the unrolled axis, beside the most: few kernels serve all sizes
-SHARED = 7, 4, 1  # those of sizes that a plan was not made for: half as many kernels, 1.02 times the time of a network
 LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
 MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of vectors of bytes, each of several
 # For a tile of floats: registers beside accumulators and weights; multiply-adds, which are all unrolled; accumulators
@@ -48,8 +46,7 @@ class AxisTiling(NamedTuple):
     taps: int
     stride: int
     dilation: int
-    begin: int
-    end: int
+    border: int
 
 
 def lines_bind(isa: Isa) -> bool:
@@ -70,31 +67,41 @@ def outputs(machine: Machine, types: Types) -> tuple[int, int]:
     return most, most if machine.isa.vector_bytes == 16 else LEAST_OUTPUTS[registers]
 
 
+def computed(outputs: int, of_tile: int) -> int:
+    """Outputs that tiles of so many compute along the unrolled axis, whose last one may be a remainder."""
+    whole, left = divmod(outputs, of_tile)
+    part = remainder_of(of_tile)
+    return (whole + (left > part)) * of_tile + part * (0 < left <= part)
+
+
+def _sizes(most: int, outputs: int) -> list[int]:
+    """Outputs of the tiles that an axis of so many has room for: the most, and a few that divide usual images."""
+    return [size for size in (most, 7, 4, 2, 1) if size <= min(most, outputs)]
+
+
 def tile_axis(request: Request, x: str, most: int) -> AxisTiling:
-    """The unrolled axis: up to `most` outputs, in the fewest tiles. The first begins in the padding."""
+    """The unrolled axis, with the tile that the anchor has, or the problem if its remainder does not fit."""
     axis = window_axis(request.problem, x)
-    fitting = [size for size in {most, *OUTPUTS} if size <= min(most, axis.out)]
-    known = [size for size in fitting if size == axis.out or min(size, axis.out - size) * axis.stride >= axis.begin]
-    shared = [size for size in known if size in SHARED and request.anchor is not None]
-    outputs = min(shared or known or fitting, key=lambda size: (-(-axis.out // size) * (size + 1.0), -size))
-    if not known or axis.kernel > MOST_TAPS:
-        return AxisTiling(outputs, 0, 0, 0, 0, 0)
-    end = max(axis.end, axis.kernel // 2 * axis.dilation)  # is checked at run time; the usual padding at the least
-    return AxisTiling(outputs, axis.kernel, axis.stride, axis.dilation, axis.begin, end)
+    for problem in (request.anchor or request.problem, request.problem):
+        own = window_axis(problem, x).out
+        outputs = min(
+            _sizes(most, own), key=lambda size: (computed(own, size) + -(-own // size) + 2 * (own % size > 0), -size)
+        )
+        if remainder_of(outputs) <= axis.out:
+            break
+    if axis.kernel > MOST_TAPS:
+        return AxisTiling(outputs, 0, 0, 0, 0)
+    border = max(axis.begin, axis.end, axis.kernel // 2 * axis.dilation)  # the usual padding at the least
+    return AxisTiling(outputs, axis.kernel, axis.stride, axis.dilation, border)
 
 
-def halved(request: Request, x: str, outputs_of_tile: int) -> AxisTiling | None:
-    """The axis in tiles of half as many outputs, for tiles of twice as many along the other one, where lines bind.
+def may_halve(request: Request, outputs_of_tile: int) -> bool:
+    """Whether tiles may have half as many outputs along the unrolled axis, and twice as many along the other one.
 
-    None where tiles are not as long as registers hold, or are not halved evenly. With fewer registers tiles would be
-    too low or too narrow for it: too much is read again.
+    They may where lines bind and registers hold no more. With fewer registers such tiles would read too much again.
     """
     machine, types = request.machine, request.types
-    most, _ = outputs(machine, types)
-    if not (lines_bind(machine.isa) and types.acc.is_float) or outputs_of_tile != most:
-        return None
-    found = tile_axis(request, x, most // 2)
-    return found if 2 * found.unrolled == most else None
+    return lines_bind(machine.isa) and types.acc.is_float and outputs_of_tile == outputs(machine, types)[0]
 
 
 # ---------------------------------------------------------------- tiles of whole rows, whose columns are known
@@ -163,7 +170,7 @@ def whole_rows(
     rows = tile_rows(p, max(1, most // loops))
     if not rows or p.kh * p.kw * rows * loops > MOST_PRODUCTS:
         return None
-    return lanes, loops, AxisTiling(rows, p.kh, p.sh, p.dh, 0, 0)
+    return lanes, loops, AxisTiling(rows, p.kh, p.sh, p.dh, 0)
 
 
 def whole_integer_rows(
@@ -184,7 +191,7 @@ def whole_integer_rows(
     edges = row_edges(p, rows) if rows else None
     if edges is None or (rows_read(p, rows) - edges[0] - edges[1]) * p.iw * pixel < UNIT:
         return None
-    return lanes, -(-p.ow * pixel // lanes), AxisTiling(rows, p.kh, p.sh, p.dh, 0, 0)
+    return lanes, -(-p.ow * pixel // lanes), AxisTiling(rows, p.kh, p.sh, p.dh, 0)
 
 
 def integer_tile_seconds(
@@ -249,12 +256,14 @@ class DepthwiseBlocking(DepthwiseShape):
         """The operations of whole tiles."""
         p = problem
         if self.columns:
-            tiles = -(-p.oh // self.unrolled) * -(-p.ow * self.pixel // (self.loops * self.lanes))
+            has_remainder = not (self.whole or self.is_packed)
+            rows = computed(p.oh, self.unrolled) if has_remainder else -(-p.oh // self.unrolled) * self.unrolled
+            outputs = rows * -(-p.ow * self.pixel // (self.loops * self.lanes)) * self.loops
         else:
             vectors = -(-(self.pixel if self.batched else 1) // self.lanes)
-            tiles = -(-p.oh // self.loops) * -(-p.ow // self.unrolled) * vectors
+            outputs = -(-p.oh // self.loops) * self.loops * computed(p.ow, self.unrolled) * vectors
         images = 1 if self.batched else p.n
-        return 2 * images * len(self.runs) * tiles * self.loops * self.unrolled * self.lanes * p.kh * p.kw
+        return 2 * images * len(self.runs) * outputs * self.lanes * p.kh * p.kw
 
     @property
     def groups(self) -> int:
@@ -344,8 +353,9 @@ def _in_two_rows(request: Request, at: DepthwiseBlocking) -> DepthwiseBlocking:
 
     (144 channels of 56x56 in NHWC: 1.15 times as fast.)
     """
-    tiling = halved(request, "w", at.unrolled)
-    return replace(at, **tiling._asdict(), loops=min(request.problem.oh, 2)) if tiling else at
+    if not may_halve(request, at.unrolled):
+        return at
+    return replace(at, unrolled=at.unrolled // 2, loops=min(request.problem.oh, 2))
 
 
 def _in_place(request: Request) -> DepthwiseBlocking | Reason:
@@ -458,12 +468,13 @@ def _over_pixels(
         return f"cannot fill a vector of {lanes} elements with pixels of {pixel} elements at stride {p.sw}"
     else:
         packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
-        tiling = tile_axis(request, "h", most)
+        tiling = tile_axis(replace(request, anchor=None) if packed else request, "h", most)  # tiles of bytes are low
         # A tile of half the rows, with as many outputs, has half as many streams, twice as wide. It is 1.1 times as
         # fast (NCHW8 of 56x56), unless windows are as high as the tile.
-        if p.sw == 1 and p.kh < most // 2:
-            tiling = halved(request, "h", tiling.unrolled) or tiling
-        loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))
+        if p.sw == 1 and p.kh < most // 2 and may_halve(request, tiling.unrolled):
+            tiling = tiling._replace(unrolled=most // 2)
+        own = request.anchor or p
+        loops = min(-(-own.ow * pixel // lanes), -(-least // tiling.unrolled))
         masks = 0 if packed else 1 if isa.name == "avx512" or not tiling.taps else 2
         inner = pixel if p.sw > 1 else 1
     shape = lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0
@@ -474,8 +485,8 @@ def _tiles_of_pixels(request: Request, one_by_one: bool = False) -> tuple[AxisTi
     """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
     most, least = outputs(request.machine, request.types)
     tiling = tile_axis(request, "w", 1 if one_by_one else most)
-    rows, oh = -(-least // tiling.unrolled), request.problem.oh
-    return tiling, rows if rows <= oh else 1 if request.anchor is not None else oh
+    rows = min((request.anchor or request.problem).oh, request.problem.oh)
+    return tiling, _sizes(-(-least // tiling.unrolled), rows)[0]
 
 
 # ---------------------------------------------------------------- vectors of channels

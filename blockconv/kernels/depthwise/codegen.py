@@ -7,16 +7,20 @@ over its taps. Where vectors run over channels (NHWC, NCHW16), the unrolled axis
 the window's rows. Where they run over the pixels of a row (NCHW, NCHW4), it is the height. The loop then runs over the
 window's columns, each a shifted vector.
 
-Padding is zeros that are multiplied, as everywhere (a NaN or infinite weight shows). Along the unrolled axis, the first
-tile's is known at compile time, and the last tile reads zeros from the scratch for it. Other tiles check nothing. Along
-the loop axis, a row outside is one sum of zero times each weight, and columns outside are lanes masked off.
+Padding is zeros that are multiplied, as everywhere (a NaN or infinite weight shows). Along the unrolled axis, a tile at
+an edge of the image checks the positions that may be outside, and reads zeros from the scratch there. Other tiles check
+nothing. Along the loop axis, a row outside is one sum of zero times each weight, and columns outside are lanes masked
+off.
+
+The sizes of images are no part of the code. A *remainder* computes the outputs that whole tiles leave: it is a tile
+of half as many outputs along the unrolled axis. The last tile is moved back to end with the image.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -33,6 +37,11 @@ from blockconv.kernels.common.unpacked import PARTS, UNIT
 from blockconv.kernels.common.vectors import Vectors, lanes_below, lanes_inside
 
 
+def remainder_of(outputs: int) -> int:
+    """Outputs of a remainder along the unrolled axis, where a tile has so many."""
+    return -(-outputs // 2)
+
+
 @dataclass(frozen=True)
 class DepthwiseShape:
     """The shape of a tile.
@@ -43,8 +52,7 @@ class DepthwiseShape:
     loops: outputs along the loop axis, each by itself.
     unrolled: outputs along the unrolled axis, which has `taps` taps of this stride and dilation; taps is 0 if these are
         known only at run time.
-    begin, end: how far the first tile reaches over the edge, and tiles reach over the other one at the most, in
-        positions.
+    border: how far tiles reach over an edge at the most, in positions.
     masks: 1, every load along pixels is masked; 2, only those of border tiles, which are another variant; 0, none is,
         as rows are packed with their padding.
     store_width: contiguous destination channels, which one store writes.
@@ -62,8 +70,7 @@ class DepthwiseShape:
     taps: int
     stride: int
     dilation: int
-    begin: int
-    end: int
+    border: int
     masks: int
     store_width: int
     masked: int
@@ -114,6 +121,11 @@ class DepthwiseTileSpec(DepthwiseShape):
     def finished(self) -> Tile:
         """The tile as it is stored."""
         return self.tile.stored_as(self.dst, self.rounding)
+
+    @property
+    def remainder(self) -> DepthwiseTileSpec:
+        """The tile of the outputs that whole tiles leave: half as many along the unrolled axis."""
+        return replace(self, unrolled=remainder_of(self.unrolled), masks=min(self.masks, 1))
 
     @property
     def src_itemsize(self) -> int:
@@ -175,7 +187,6 @@ class TileAxis(NamedTuple):
 class DepthwiseTileRun(NamedTuple):
     """One tile; addresses, and counts of elements.
 
-    variant: the number of one of the tile's `variants`.
     src: the address of the first output's first tap, in bounds or not.
     wei: the weights of the first tap.
     bia: a bias for each valid channel.
@@ -186,7 +197,6 @@ class DepthwiseTileRun(NamedTuple):
     loop, unrolled: the axes of its window.
     """
 
-    variant: int
     src: int
     wei: int
     bia: int
@@ -213,6 +223,18 @@ def times(value, count: int):
     return value * count
 
 
+def branched(condition, this: Callable[[], None], other: Callable[[], None], likely: bool | None = None) -> None:
+    """Emit `this` where a condition holds, and `other` elsewhere: only one of them if it is known."""
+    if isinstance(condition, bool):
+        (this if condition else other)()
+        return
+    with build.if_else(condition, likely) as (first, second):
+        with first:
+            this()
+        with second:
+            other()
+
+
 class FloatTile:
     """The code of one tile of floats, whose accumulators are `accs`; of whole rows, it has `columns`."""
 
@@ -222,8 +244,8 @@ class FloatTile:
         self.spec, self.run, self.loop, self.unrolled = spec, run, run.loop, run.unrolled
         self.out = run.out._replace(dst_pixel=step_of(run.out.dst_pixel))
         self.v = self.read_as = spec.tile.code()
-        # taken: taps at once; border, padding: what a load's lanes off the image are, and vectors off it
-        self.taken, self.border, self.padding, self.wei_mask = 1, None, self.v.zero, None
+        # taken: taps at once; border: what a load's lanes off the image are
+        self.taken, self.border, self.wei_mask = 1, None, None
         self.accs = self.biases()
 
     def biases(self) -> list[Any]:
@@ -240,7 +262,7 @@ class FloatTile:
     def emit(self) -> None:
         """Reduce and store the tile."""
         if self.spec.taps:
-            self.reduce_variant()
+            self.reduce_variants()
         else:
             self.reduce_any()
         self.store(self.spec.finished)
@@ -274,60 +296,48 @@ class FloatTile:
         ahead = tap * self.loop.dilation + times(self.loop.stride, q)
         return ahead, self.loop.first + ahead
 
-    @property
-    def variants(self) -> dict[int, Any]:
-        """By the number of a run's `variant`: (whether the tile begins before the unrolled axis, whether it ends past
-        it, whether loads along pixels are masked)."""
-        spec = self.spec
-        if self.columns:
-            return dict(enumerate(self.columns.edges))
-        if spec.is_packed:
-            return {0: (False, False, False)}
-        begins, ends = range(1 + (spec.begin > 0)), range(1 + (spec.end > 0))
-        masks = range(2) if spec.masks == 2 else [1]
-        every = itertools.product(enumerate(masks), ends, begins)
-        return {4 * k + 2 * last + first: (bool(first), bool(last), bool(mask)) for (k, mask), last, first in every}
+    def reduce_variants(self) -> None:
+        """Reduce by code for tiles at an edge of the unrolled axis, or for others; with masks along pixels, or without.
 
-    def reduce_variant(self, first: int = 0) -> None:
-        """Reduce by the variant of this run, one of those from the `first` on: each variant is code of its own."""
-        number, variant = [*self.variants.items()][first]
-        if first + 1 == len(self.variants):
-            self.reduce(variant)
-            return
-        with build.if_else(binary("eq", self.run.variant, number)) as (this, others):
-            with this:
-                self.reduce(variant)
-            with others:
-                self.reduce_variant(first + 1)
+        Whole rows have code for the first tile, the last one, and others, unless there is one tile.
+        """
+        spec, columns, loop, u = self.spec, self.columns, self.loop, self.unrolled
+        before, past = u.first < 0, u.first + spec.span > u.size
+
+        def of(*variant) -> Callable[[], None]:
+            return functools.partial(self.reduce, variant)
+
+        if columns and columns.alone:
+            self.reduce((columns.begin, columns.end))
+        elif columns:
+            others = functools.partial(branched, columns.end > 0 and past, of(0, columns.end), of(0, 0))
+            branched(columns.begin > 0 and before, of(columns.begin, 0), others)
+        else:
+            is_edge = not spec.is_packed and spec.border > 0 and before | past
+            reach = spec.loops * loop.stride + (loop.taps - 1) * loop.dilation
+            is_masked = (loop.first < 0) | (loop.first + reach > loop.size) if spec.masks == 2 else spec.masks > 0
+            edge, inner = (functools.partial(branched, is_masked, of(k, True), of(k, False)) for k in (True, False))
+            branched(is_edge, edge, inner)
 
     def reduce(self, variant) -> None:
         """Taps of the unrolled axis are known."""
-        spec, (*edges, mask) = self.spec, variant
+        spec, (is_edge, mask) = self.spec, variant
         with counted(self.loop.taps) as taps:
             wei = self.run.wei + taps * self.loop.wei_step
             step = opaque(self.unrolled.wei_step)
             weights = [self.parts(wei + times(step, t)) for t in range(spec.taps)]
             for q in range(spec.loops):
-                ahead, position = self.position(taps, q)
-                base, slots = self.run.src + ahead * self.loop.src_step, self.slots(q)
-
-                def feed(masks: list[Any | None] | None, base=base, slots=slots) -> None:
-                    row = base, self.unrolled.src_step, Loader(self.v, spec, self.run, masks)
-                    self.feed(edges, [row], lambda: weights.__getitem__, slots)
-
-                if spec.columns:
-                    feed(self.pixels(position, mask))
-                    continue
-                inside = build.icmp_unsigned("<", position, self.loop.size)
-                with build.if_else(inside, likely=True) as (in_bounds, outside):
-                    with in_bounds:
-                        feed(None)
-                    with outside:
-                        self.feed_zeros(weights, slots)
+                slots, (ahead, position) = self.slots(q), self.position(taps, q)
+                masks = self.pixels(position, mask) if spec.columns else None
+                at = self.run.src + ahead * self.loop.src_step
+                row = at, self.unrolled.src_step, Loader(self.v, spec, self.run, masks)
+                feed = functools.partial(self.feed, is_edge, [row], lambda: weights.__getitem__, slots)
+                inside = bool(spec.columns) or build.icmp_unsigned("<", position, self.loop.size)
+                branched(inside, feed, functools.partial(self.feed_zeros, weights, slots), likely=True)
 
     def feed(
         self,
-        edges: tuple[bool, bool],
+        is_edge: bool,
         rows: list[tuple[Any, Any, Loader]],
         weights: Callable[[], Callable[[int], list[Any]]],
         slots: list[list[Any]],
@@ -336,40 +346,21 @@ class FloatTile:
 
         weights(): for each position, gives the weights by the tap of the unrolled axis.
         """
-        readers, outside = self.spec.readers, None
-        for position, at in self.positions(edges, [base for base, _, _ in rows], [step for _, step, _ in rows]):
-            if at is None:
-                outside = x = outside or self.joined([self.padding] * len(rows))
-            else:
-                x = self.read(at, rows)
-            weight = weights()
-            for p, t in readers[position]:
+        spec, u, before = self.spec, self.unrolled, 0
+        at, steps, begin = [row[0] for row in rows], [step_of(row[1]) for row in rows], opaque(u.first)  # see `step_of`
+        for position, readers in sorted(spec.readers.items()):
+            at = [x + times(step, position - before) for x, step in zip(at, steps, strict=True)]
+            found, before = at, position
+            if is_edge and not spec.border <= position < spec.span - spec.border:
+                inside = build.icmp_unsigned("<", begin + position, u.size)
+                found = [build.select(inside, x, self.run.zeros) for x in at]
+            x, weight = self.read(found, rows), weights()
+            for p, t in readers:
                 self.accumulate(slots[p], x, weight(t))
 
     def read(self, at: list[Any], rows: list[tuple[Any, Any, Loader]]) -> list[Any]:
         """The parts of a position, whose taps of the loop axis are at these addresses."""
         return self.joined([loader.load(x) for x, (_, _, loader) in zip(at, rows, strict=True)])
-
-    def positions(
-        self, edges: tuple[bool, bool], at: list[Any], steps: list[Any]
-    ) -> Iterator[tuple[int, list[Any] | None]]:
-        """Each position of the unrolled axis, and its addresses, one for each of these steps; None: it is outside.
-
-        How far the last tile reaches over the edge is known only at run time. `zeros` replaces what is outside there.
-        """
-        spec, u, before, (first, last) = self.spec, self.unrolled, 0, edges
-        steps = [step_of(step) for step in steps]
-        for position in sorted(spec.readers):
-            if first and position < spec.begin:
-                yield position, None
-                continue
-            at = [x + times(step, position - before) for x, step in zip(at, steps, strict=True)]
-            before = position
-            if last and position >= spec.span - spec.end:
-                inside = u.size - u.first > position
-                yield position, [build.select(inside, x, self.run.zeros) for x in at]
-            else:
-                yield position, at
 
     def feed_zeros(self, weights: list[Any], slots: list[Any]) -> None:
         """One tap of the loop axis that falls outside: for every output the same sum."""

@@ -49,7 +49,7 @@ class IntegerTile(FloatTile):
         flip = 128 if (ElementType.of(spec.src).kind == SIGNED) != self.dot.is_signed else 0
         self.flip = ir.Constant(self.bytes.kind, [flip] * spec.lanes) if flip else None
         zero_point = build.trunc(EpilogueArguments.load(self.out.activation).src_fill, I8)
-        self.border = self.padding = splat(zero_point, spec.lanes)
+        self.border = splat(zero_point, spec.lanes)
         return self.v.in_slots(self.lanes(self.v, self.run.bia) * self.vectors())
 
     def vectors(self) -> int:
@@ -80,17 +80,17 @@ class IntegerTile(FloatTile):
     # ------------------------------------------------------------ the reduction
 
     def reduce(self, variant) -> None:
-        spec, taken, (*edges, _) = self.spec, self.taken, variant
+        spec, taken, (is_edge, _) = self.spec, self.taken, variant
         full, rest = divmod(spec.joined, taken)
         if full == 1:
-            self.group(edges, const(0), taken)
+            self.group(is_edge, const(0), taken)
         elif full:
             with counted(const(full)) as group:
-                self.group(edges, group, taken)
+                self.group(is_edge, group, taken)
         if rest:
-            self.group(edges, const(full), rest)
+            self.group(is_edge, const(full), rest)
 
-    def group(self, edges: tuple[bool, bool], number, taps: int) -> None:
+    def group(self, is_edge: bool, number, taps: int) -> None:
         """A group of so many taps of the loop axis."""
         wei, first = self.run.wei + number * self.loop.wei_step, number * self.dot.channels
 
@@ -100,7 +100,7 @@ class IntegerTile(FloatTile):
             return lambda t: self.lanes(self.v, here + times(step, t))
 
         for q in range(self.spec.loops):
-            self.feed(edges, [self.row(first + k, q) for k in range(taps)], weights, self.slots(q))
+            self.feed(is_edge, [self.row(first + k, q) for k in range(taps)], weights, self.slots(q))
 
     def parts(self, address) -> list[Any]:
         return self.lanes(self.v, address)

@@ -40,13 +40,6 @@ class Columns:
     end: int = 0
     alone: int = 1
 
-    @property
-    def edges(self) -> list[Edge]:
-        """The edges of the tiles that there are: the only one, or an inner one, the first, the last."""
-        if self.alone:
-            return [(self.begin, self.end)]
-        return [(0, 0), (self.begin, 0), (0, self.end)]
-
     def element(self, output: int, tap: int) -> int | None:
         """The element of the source that an element of the destination reads at a tap; None: it is padding.
 
@@ -112,3 +105,6 @@ class Columns:
         for tap in range(self.taps):
             found.setdefault(key(tap), []).append(tap)
         return [found[value] for value in sorted(found)]
+
+
+ANY_COLUMNS = Columns(*[0] * 7)  # of rows that are not whole in tiles

@@ -1,21 +1,19 @@
 """Depthwise convolution's kernels: the loops over tasks and tiles."""
 
-import functools
-
 from blockconv import jit
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, group, held, word
-from blockconv.jit.ir import digits, emitted, fill_memory, prefetch
+from blockconv.jit.ir import apart, digits, emitted, fill_memory, prefetch
 from blockconv.kernels.common.copies import copy_bytes, gather_window
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
 from blockconv.kernels.common.operands import ConvOperands
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.depthwise.codegen import DepthwiseTileRun, DepthwiseTileSpec, TileAxis, chosen
+from blockconv.kernels.depthwise.codegen import DepthwiseTileRun, DepthwiseTileSpec, TileAxis, chosen, remainder_of
 from blockconv.kernels.depthwise.codegen_integer_rows import rows_tile
 from blockconv.kernels.depthwise.codegen_integers import tile
-from blockconv.kernels.depthwise.columns import Columns
+from blockconv.kernels.depthwise.columns import ANY_COLUMNS, Columns
 
 # ---------------------------------------------------------------- the table of vectors of channels
 
@@ -38,11 +36,10 @@ def read_entry(a, k):
     return held(Entry(a.table)[k])
 
 
-def entry_run(a, e, variant, src, zeros, loop, unrolled, out):
+def entry_run(a, e, src, zeros, loop, unrolled, out):
     """The `DepthwiseTileRun` of an entry's tile."""
     wei, bia, permutation = a.wei + e.wei, a.bia + e.bia, a.table + e.permutation
-    given = variant, src, wei, bia, permutation, e.src_valid, zeros, bia + a.scales
-    return DepthwiseTileRun(*given, loop, unrolled, out)
+    return DepthwiseTileRun(src, wei, bia, permutation, e.src_valid, zeros, bia + a.scales, loop, unrolled, out)
 
 
 # ---------------------------------------------------------------- arguments and tasks
@@ -130,29 +127,49 @@ def output_of(a, e, dst, dst_pixel, dst_block, written, scratch):
     return Output(dst, a.destination.row, dst_pixel, dst_block, residual, e.valid, written, a.activation, scratch)
 
 
+def _tiled(outputs, of_tile):
+    """How many of an axis's outputs whole tiles compute, the last one moved back; remainders compute the others."""
+    left = outputs % of_tile
+    return outputs - left if outputs < of_tile or left <= remainder_of(of_tile) else outputs
+
+
 @jit.unrolled_kernel
 def depthwise_channels(shape: DepthwiseTileSpec):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
 
     A task may gather what it reads of the source before its tiles do, see `gathering.py`.
     """
-    lanes, loops, unrolled, span, read_bytes = shape.lanes, shape.loops, shape.unrolled, shape.span, shape.read_bytes
-    itemsize, dst_itemsize, dot = shape.src_itemsize, shape.finished.itemsize, shape.dot
+    lanes, loops, unrolled, remainder = shape.lanes, shape.loops, shape.unrolled, shape.remainder
+    itemsize, dst_itemsize, read_bytes = shape.src_itemsize, shape.finished.itemsize, shape.read_bytes
 
-    def compute(a, e, at, ih, iw, scratch):
-        """The tile of an entry whose first tap is at row `ih` and column `iw`. at: of its first channels."""
-        rows = TileAxis(a.kh if e.valid > 0 else 0, ih, a.ih, a.sh, a.dh, a.tile_row, a.tap_row)
-        cols = TileAxis(a.kw, iw, a.src_width, a.sw, a.dw, a.tile_col, a.tap)
-        variant, (src, dst) = int(iw < 0) + 2 * int(iw + span > a.src_width), at
-        for i_at in range(0, a.inner, lanes):
-            i = min(i_at, a.inner - lanes)
-            to = dst + e.dst + i * dst_itemsize
-            out = output_of(a, e, to, a.destination.col, a.dst_block, e.written, scratch + ZEROS)
-            tile(shape, entry_run(a, e, variant, src + e.src + i * itemsize, scratch, rows, cols, out))
+    def compute(a, spec, image, to, oh, at, entries, scratch):
+        """Tiles of a row and some entries. at: the first column, and past the last. image, to: of source and result."""
+        ih = oh * a.sh - a.ph
+        for ow_at in range(at[0], at[1], spec.unrolled):
+            ow = min(ow_at, a.ow - spec.unrolled)
+            iw = ow * a.sw - a.pw
+            src, dst = image + ih * a.tile_row + iw * a.tile_col, to + oh * a.destination.row + ow * a.destination.col
+            for k in range(entries[0], entries[1]):
+                e = read_entry(a, k)
+                if a.ahead_rows > 0 and e.src % LINE == 0:
+                    _prefetch_rows(a, src + e.src, unrolled * a.sw, a.tile_col)
+                rows = TileAxis(a.kh if e.valid > 0 else 0, ih, a.ih, a.sh, a.dh, a.tile_row, a.tap_row)
+                cols = TileAxis(a.kw, iw, a.src_width, a.sw, a.dw, a.tile_col, a.tap)
+                for i_at in range(0, a.inner, lanes):
+                    i = min(i_at, a.inner - lanes)
+                    of = dst + e.dst + i * dst_itemsize
+                    out = output_of(a, e, of, a.destination.col, a.dst_block, e.written, scratch + ZEROS)
+                    tile(spec, entry_run(a, e, src + e.src + i * itemsize, scratch, rows, cols, out))
+
+    @apart
+    def compute_remainder(args, image, to, oh, first, last, scratch):
+        a = held(DepthwiseArguments(args))
+        compute(a, remainder, image, to, oh, (_tiled(a.ow, unrolled), a.ow), (first, last), scratch)
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseArguments(args))
-        fill_memory(scratch, read_bytes, EpilogueArguments(a.activation).src_fill if dot else 0)
+        tiled = _tiled(a.ow, unrolled)
+        fill_memory(scratch, read_bytes, EpilogueArguments(a.activation).src_fill if shape.dot else 0)
         for task in range(first, last):
             n, entry_first, entry_last, oh_first, oh_last = task_of(a, task)
             image, to = a.src + n * a.source.n, a.dst + n * a.destination.n
@@ -162,90 +179,63 @@ def depthwise_channels(shape: DepthwiseTileSpec):
                 image = _gathered_image(a, image, entry_first, entry_last, top, bottom, scratch)
             for oh_at in range(oh_first, oh_last, loops):
                 oh = min(oh_at, a.oh - loops)
-                ih = oh * a.sh - a.ph
                 for k_at in range(entry_first, entry_last, a.tile_entries):
-                    for ow_at in range(0, a.ow, unrolled):
-                        ow = min(ow_at, a.ow - unrolled)
-                        iw = ow * a.sw - a.pw
-                        src = image + ih * a.tile_row + iw * a.tile_col
-                        dst = to + oh * a.destination.row + ow * a.destination.col
-                        for k in range(k_at, min(entry_last, k_at + a.tile_entries)):
-                            e = read_entry(a, k)
-                            if a.ahead_rows > 0 and e.src % LINE == 0:
-                                _prefetch_rows(a, src + e.src, unrolled * a.sw, a.tile_col)
-                            compute(a, e, (src, dst), ih, iw, scratch)
+                    k_end = min(entry_last, k_at + a.tile_entries)
+                    compute(a, shape, image, to, oh, (0, tiled), (k_at, k_end), scratch)
+                    if tiled < a.ow:
+                        compute_remainder(args, image, to, oh, k_at, k_end, scratch)
 
     return kernel
 
 
 @jit.kernel
-def depthwise_pixels(shape: DepthwiseTileSpec):
-    """Vectors over the pixels of a row: tiles of `unrolled` rows x `loops` vectors. A task has one entry."""
-    lanes, loops, unrolled, columns = shape.lanes, shape.loops, shape.unrolled, shape.columns
-    itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
-    masks, dot, span, width = shape.masks, shape.dot, shape.span, loops * lanes
-    read_bytes = shape.read_bytes
+def depthwise_pixels(shape: DepthwiseTileSpec, columns: Columns):
+    """Vectors over the pixels of a row: tiles of `unrolled` rows x `loops` vectors, or of whole rows."""
+    lanes, unrolled, between, is_whole = shape.lanes, shape.unrolled, shape.columns, columns != ANY_COLUMNS
+    itemsize, dst_itemsize, read_bytes = shape.src_itemsize, shape.finished.itemsize, shape.read_bytes
+    width, remainder = shape.loops * lanes, shape.remainder
+
+    def compute(a, spec, e, n, oh, scratch):
+        """The tiles of an entry whose first output is in row `oh` of image `n`."""
+        ih = oh * a.sh - a.ph
+        rows = TileAxis(a.kh, ih, a.ih, a.sh, a.dh, a.source.row, a.tap_row)
+        src_row = a.src + n * a.source.n + ih * a.source.row + e.src
+        dst_row = a.dst + n * a.destination.n + oh * a.destination.row + e.dst
+        for k in range(0, 1 if is_whole else a.dst_width, width):
+            first = 0 if is_whole else k * between - a.pw * a.pixel
+            src, step = src_row + first * itemsize, a.dw * a.pixel
+            _prefetch_rows(a, src, width * itemsize // LINE, LINE)
+            cols = TileAxis(a.kw, first, a.src_width, lanes * between, step, itemsize, a.tap)
+            dst, written = dst_row + k * dst_itemsize, a.dst_width - k
+            out = output_of(a, e, dst, 0, lanes * dst_itemsize, written, scratch + ZEROS)
+            run = entry_run(a, e, src, scratch, cols, rows, out)
+            if is_whole:
+                rows_tile(shape, run, columns)
+            else:
+                tile(spec, run)
+
+    @apart
+    def compute_remainder(args, k, n, scratch):
+        a = held(DepthwiseArguments(args))
+        for oh in range(_tiled(a.oh, unrolled), a.oh, remainder.unrolled):
+            compute(a, remainder, read_entry(a, k), n, min(oh, a.oh - remainder.unrolled), scratch)
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseArguments(args))
-        s, d = a.source, a.destination
-        fill_memory(scratch, read_bytes, EpilogueArguments(a.activation).src_fill if dot else 0)
-        reach = width * columns + (a.kw - 1) * a.dw * a.pixel
-        for task in range(first, last):
-            n, entry, _, oh_first, oh_last = task_of(a, task)
-            e = read_entry(a, entry)
-            for oh_at in range(oh_first, oh_last, unrolled):
-                oh = min(oh_at, a.oh - unrolled)
-                ih = oh * a.sh - a.ph
-                edges = int(ih < 0) + 2 * int(ih + span > a.ih)
-                src = a.src + n * s.n + ih * s.row + e.src
-                dst = a.dst + n * d.n + oh * d.row + e.dst
-                for at in range(0, a.dst_width, width):
-                    first_element = at * columns - a.pw * a.pixel
-                    variant = edges
-                    if masks == 2:
-                        variant += 4 * int(first_element < 0 or first_element + reach > a.src_width)
-                    src_at = src + first_element * itemsize
-                    _prefetch_rows(a, src_at, width * itemsize // LINE, LINE)
-                    step = a.dw * a.pixel
-                    cols = TileAxis(a.kw, first_element, a.src_width, lanes * columns, step, itemsize, a.tap)
-                    rows = TileAxis(a.kh, ih, a.ih, a.sh, a.dh, s.row, a.tap_row)
-                    to, written = dst + at * dst_itemsize, a.dst_width - at
-                    out = output_of(a, e, to, 0, lanes * dst_itemsize, written, scratch + ZEROS)
-                    tile(shape, entry_run(a, e, variant, src_at, scratch, cols, rows, out))
-
-    return kernel
-
-
-@jit.kernel
-def depthwise_rows(shape: DepthwiseTileSpec, columns: Columns):
-    """Tiles of `unrolled` whole rows."""
-    lanes, unrolled, edges, itemsize = shape.lanes, shape.unrolled, len(columns.edges), shape.finished.itemsize
-
-    def kernel(args, first, last, scratch):
-        a = held(DepthwiseArguments(args))
-        s, d = a.source, a.destination
+        tiled = a.oh if is_whole else _tiled(a.oh, unrolled)
+        if not is_whole:
+            fill_memory(scratch, read_bytes, EpilogueArguments(a.activation).src_fill if shape.dot else 0)
         for task in range(first, last):
             n, entry_first, entry_last, oh_first, oh_last = task_of(a, task)
-            src_image, dst_image = a.src + n * s.n, a.dst + n * d.n
             for k in range(entry_first, entry_last):
-                e = read_entry(a, k)
-                oh_at = oh_first
-                while True:  # there are rows, so that what all tiles have in common can be made before the first
-                    oh = min(oh_at, a.oh - unrolled)
-                    ih = oh * a.sh - a.ph
-                    variant = 0
-                    if edges > 1:
-                        variant = 1 if oh_at == 0 else 2 if oh_at + unrolled >= a.oh else 0
-                    src = src_image + ih * s.row + e.src
-                    cols = TileAxis(0, 0, 0, 0, 0, 0, a.tap)
-                    rows = TileAxis(a.kh, ih, a.ih, a.sh, a.dh, s.row, a.tap_row)
-                    dst = dst_image + oh * d.row + e.dst
-                    out = output_of(a, e, dst, 0, lanes * itemsize, 0, scratch)
-                    rows_tile(shape, entry_run(a, e, variant, src, 0, cols, rows, out), columns)
-                    oh_at += unrolled
-                    if oh_at >= oh_last:
+                e, oh = read_entry(a, k), oh_first
+                while is_whole or oh < tiled:
+                    compute(a, shape, e, n, min(oh, a.oh - unrolled), scratch)
+                    oh += unrolled
+                    if oh >= oh_last:
                         break
+                if not is_whole and oh_last > tiled:
+                    compute_remainder(args, k, n, scratch)
 
     return kernel
 
@@ -258,40 +248,29 @@ def depthwise_rows(shape: DepthwiseTileSpec, columns: Columns):
 ALL = 1 << 40  # positions: none is outside
 
 
-@functools.cache
-def _separator(lanes: int, columns: int, inner: int):
-    """separate(dst, src, phase): of `columns` vectors of pixels, the first of each stride, the second, and so on."""
-
-    @emitted
-    def separate(dst, src, phase):
-        v = Vectors(element("uint8"), lanes)
-        parts = [v.load(src + j * lanes) for j in range(columns)]
-        for j in range(columns):
-            v.store(chosen(parts, inner, j), dst + phase * j)
-
-    return separate
+@emitted
+def _separate(shape: DepthwiseTileSpec, dst, src, phase) -> None:
+    """Of vectors of pixels, the first of each stride, the second, and so on."""
+    v = Vectors(element("uint8"), shape.lanes)
+    parts = [v.load(src + j * v.lanes) for j in range(shape.columns)]
+    for j in range(shape.columns):
+        v.store(chosen(parts, shape.inner, j), dst + phase * j)
 
 
-def _row_packer(shape: DepthwiseTileSpec):
-    """pack_rows(a, scratch, src, ih, rows, fill): a window, whose first row, number `ih` of an image, is at `src`."""
-    lanes, columns = shape.lanes, shape.columns
-    separate = _separator(lanes, columns, shape.inner)
-
-    def pack_rows(a, scratch, src, ih, rows, fill):
-        parts, left = a.scratch, a.pw * a.pixel
-        row, line = scratch + parts.window, scratch + parts.line
-        for r in range(rows):
-            if ih + r < 0 or ih + r >= a.ih:
-                fill_memory(row, parts.row_stride, fill)
-            elif columns == 1:
-                copy_bytes(row + left, src + r * a.source.row, a.src_width)
-            else:
-                copy_bytes(line + left, src + r * a.source.row, a.src_width)
-                for v in range(0, parts.phase, lanes):
-                    separate(row + v, line + v * columns, parts.phase)
-            row += parts.row_stride
-
-    return pack_rows
+def _pack_rows(shape, a, scratch, src, ih, rows, fill):
+    """Pack a window, whose first row, number `ih` of an image, is at `src`."""
+    parts, left = a.scratch, a.pw * a.pixel
+    row, line = scratch + parts.window, scratch + parts.line
+    for r in range(rows):
+        if ih + r < 0 or ih + r >= a.ih:
+            fill_memory(row, parts.row_stride, fill)
+        elif shape.columns == 1:
+            copy_bytes(row + left, src + r * a.source.row, a.src_width)
+        else:
+            copy_bytes(line + left, src + r * a.source.row, a.src_width)
+            for v in range(0, parts.phase, shape.lanes):
+                _separate(shape, row + v, line + v * shape.columns, parts.phase)
+        row += parts.row_stride
 
 
 def _copy_rows(dst, dst_row, src, src_row, rows, size):
@@ -304,7 +283,7 @@ def _copy_rows(dst, dst_row, src, src_row, rows, size):
 def depthwise_packed(shape: DepthwiseTileSpec):
     """Tiles of `unrolled` rows x `loops` vectors of pixels. A task has one entry."""
     lanes, unrolled, itemsize, read_bytes = shape.lanes, shape.unrolled, shape.finished.itemsize, shape.read_bytes
-    width, pack_rows = shape.loops * lanes, _row_packer(shape)
+    width = shape.loops * lanes
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseArguments(args))
@@ -324,7 +303,7 @@ def depthwise_packed(shape: DepthwiseTileSpec):
                 end = max(min(oh_last, start + window_rows), top + unrolled)
                 ih = top * a.sh - a.ph
                 at_src = a.src + n * s.n + ih * s.row + e.src
-                pack_rows(a, scratch, at_src, ih, (end - 1 - top) * a.sh + (a.kh - 1) * a.dh + 1, fill)
+                _pack_rows(shape, a, scratch, at_src, ih, (end - 1 - top) * a.sh + (a.kh - 1) * a.dh + 1, fill)
                 for oh_at in range(start, end, unrolled):
                     oh = min(oh_at, a.oh - unrolled)
                     dst = a.dst + n * d.n + oh * d.row + e.dst
@@ -347,7 +326,7 @@ def depthwise_packed(shape: DepthwiseTileSpec):
                             activation=a.activation,
                             scratch=scratch + ZEROS,
                         )
-                        tile(shape, entry_run(a, e, 0, src, scratch, cols, rows, out))
+                        tile(shape, entry_run(a, e, src, scratch, cols, rows, out))
                         if scratched:
                             _copy_rows(here, d.row, stored, tile_row, unrolled, written * itemsize)
 

@@ -52,6 +52,7 @@ from blockconv.kernels.depthwise.blocking import (
 )
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.codegen_integers import repeats
+from blockconv.kernels.depthwise.columns import ANY_COLUMNS
 from blockconv.kernels.depthwise.kernels import (
     ZEROS,
     DepthwiseArguments,
@@ -60,7 +61,6 @@ from blockconv.kernels.depthwise.kernels import (
     depthwise_channels,
     depthwise_packed,
     depthwise_pixels,
-    depthwise_rows,
 )
 from blockconv.kernels.table import Epilogue, Primitive, Row, Transform, WeightForm
 from blockconv.machine.machine import Machine
@@ -227,15 +227,15 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
     )
     spec = _spec(request, at, epilogue)
     table = _table(request, at)
+    chunk, columns = max(1, tasks // (16 * threads)) if at.columns and not at.whole else 1, ANY_COLUMNS
     if at.whole:
         unit = picked_unit(m.isa, p, at.pixel, at.lanes, types) if types.acc.is_float else 0
         begin, end, alone = row_edges(p, at.unrolled) or (0, 0, 1)
         steps = {"src_row": s.row, "dst_row": d.row, "tap": tap, "begin": begin, "end": end, "alone": alone}
         columns = replace(row_columns(p, at.pixel, unit), **steps)
-        return Launch(depthwise_rows(spec, columns), args, tasks, 1, scratch, table)
-    family = depthwise_packed if at.is_packed else depthwise_pixels if at.columns else depthwise_channels
-    chunk = max(1, tasks // (16 * threads)) if at.columns else 1
-    return Launch(family(spec), args, tasks, chunk, scratch, table)
+    family = depthwise_packed if at.is_packed else depthwise_channels
+    kernel = depthwise_pixels(spec, columns) if at.columns and not at.is_packed else family(spec)
+    return Launch(kernel, args, tasks, chunk, scratch, table)
 
 
 def _tile_entries(s: Geometry, types: Types, at: DepthwiseBlocking) -> int:

@@ -5,6 +5,7 @@ The grid, the guard pages and the search of test_conv2d_*.py run them too, as th
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import sys
@@ -27,7 +28,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.jit.families import collecting
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking
+from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking, lines_bind
 from blockconv.kernels.depthwise.columns import Columns
 from blockconv.machine.profile import profile
 
@@ -194,7 +195,7 @@ def test_a_task_takes_channels_whose_window_stays_in_the_first_level_cache(on_ma
         ("NHWC", PROBLEMS[MANY], (14, 1)),  # a part stays
         ("NCHW8", "g16mb1ic16ih56oc16kh3ph1", (7, 2)),  # half as many streams, of two vectors
         ("NCHW8", "g16mb1ic16ih56oc16kh7ph3", (14, 1)),  # of which windows as high read too much again
-        ("NCHW8", "g16mb1ic16ih40oc16kh3ph1", (10, 2)),
+        ("NHWC", "g16mb1ic16ih10oc16kh3ph1", (7, 2)),  # fewer outputs than the most
     ],
 )
 def test_tiles_are_as_high_as_what_they_read_asks_for(layout, descriptor, tile, on_machine):
@@ -339,6 +340,24 @@ def test_random_problems(problem, pair, threads):
         check(row, problem, *pair, wanted, exact=True, threads=threads)
 
 
+@pytest.mark.isa
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NCHW16", "NCHW4", "CHWN4"])
+def test_the_tile_of_a_plan_computes_other_sizes(layout):
+    """With whole tiles and remainders, and where images are smaller than a remainder of the plan's own tile."""
+    for own in ("g20mb2ic20ih28oc20kh3ph1", "g20mb2ic20ih28oc20kh5sh2ph2"):
+        anchor = Conv2dProblem.from_descriptor(own)
+        for ih, iw in ((2, 3), (7, 12), (15, 30), (23, 20), (43, 61)):
+            problem = dataclasses.replace(anchor, ih=ih, iw=iw)
+            for row in depthwise(problem, layout, layout):
+                given, where = data(problem, residual=True), Paged("end")
+                check(with_anchor(row, anchor), problem, layout, layout, given, exact=True, memory=where)
+
+
+def with_anchor(row, anchor):
+    """The row as a plan that was made for the size of `anchor` asks it."""
+    return dataclasses.replace(row, make=lambda request: row.make(dataclasses.replace(request, anchor=anchor)))
+
+
 # ---------------------------------------------------------------- other machines
 
 
@@ -359,13 +378,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("on_machine", MACHINES, indirect=True)
-def test_sizes_that_a_plan_was_not_made_for_share_few_tiles(on_machine):
+def test_sizes_that_a_plan_was_not_made_for_share_its_tile(on_machine):
     anchor = Conv2dProblem.from_descriptor("g64mb1ic64ih56oc64kh3ph1")
     for layout in ("NHWC", "NCHW"):
         tiles = set()
-        for size in range(7, 70):
+        for size in range(7, 300):
             problem = Conv2dProblem.from_descriptor(f"g64mb1ic64ih{size}oc64kh3ph1")
             at = blocking(Request(problem, Layout(layout), Layout(layout), Types.all("float32"), anchor=anchor))
             assert isinstance(at, DepthwiseBlocking)
-            tiles.add(at.unrolled)
-        assert tiles <= {7, 4}, layout
+            tiles.add((at.unrolled, at.loops))
+        # Two where tiles of two rows fetch fewer cache lines, as those of large images do.
+        assert len(tiles) <= 1 + lines_bind(target.isa()), layout
