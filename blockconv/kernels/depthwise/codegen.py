@@ -313,11 +313,19 @@ class FloatTile:
             others = functools.partial(branched, columns.end > 0 and past, of(0, columns.end), of(0, 0))
             branched(columns.begin > 0 and before, of(columns.begin, 0), others)
         else:
-            is_edge = not spec.is_packed and spec.border > 0 and before | past
             reach = spec.loops * loop.stride + (loop.taps - 1) * loop.dilation
             is_masked = (loop.first < 0) | (loop.first + reach > loop.size) if spec.masks == 2 else spec.masks > 0
-            edge, inner = (functools.partial(branched, is_masked, of(k, True), of(k, False)) for k in (True, False))
-            branched(is_edge, edge, inner)
+            has_edges = not spec.is_packed and spec.border > 0
+
+            def masked(*edges):
+                branched(is_masked, of(edges, True), of(edges, False))
+
+            def ended(first):
+                branched(
+                    has_edges and past, functools.partial(masked, first, True), functools.partial(masked, first, False)
+                )
+
+            branched(has_edges and before, functools.partial(ended, True), functools.partial(ended, False))
 
     def reduce(self, variant) -> None:
         """Taps of the unrolled axis are known."""
@@ -351,7 +359,8 @@ class FloatTile:
         for position, readers in sorted(spec.readers.items()):
             at = [x + times(step, position - before) for x, step in zip(at, steps, strict=True)]
             found, before = at, position
-            if is_edge and not spec.border <= position < spec.span - spec.border:
+            first, last = is_edge
+            if (first and position < spec.border) or (last and position >= spec.span - spec.border):
                 inside = build.icmp_unsigned("<", begin + position, u.size)
                 found = [build.select(inside, x, self.run.zeros) for x in at]
             x, weight = self.read(found, rows), weights()
