@@ -28,7 +28,7 @@ from llvmlite import ir
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, counted, every_pixel, opaque, picked, shuffle
-from blockconv.jit.values import binary, build
+from blockconv.jit.values import build
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.halves import widened
@@ -318,18 +318,16 @@ class FloatTile:
             has_edges = not spec.is_packed and spec.border > 0
 
             def masked(*edges):
-                branched(is_masked, of(edges, True), of(edges, False))
+                return functools.partial(branched, is_masked, of(edges, True), of(edges, False))
 
-            def ended(first):
-                branched(
-                    has_edges and past, functools.partial(masked, first, True), functools.partial(masked, first, False)
-                )
+            def ended(begins):
+                return functools.partial(branched, has_edges and past, masked(begins, True), masked(begins, False))
 
-            branched(has_edges and before, functools.partial(ended, True), functools.partial(ended, False))
+            branched(has_edges and before, ended(True), ended(False))
 
     def reduce(self, variant) -> None:
         """Taps of the unrolled axis are known."""
-        spec, (is_edge, mask) = self.spec, variant
+        spec, (edges, mask) = self.spec, variant
         with counted(self.loop.taps) as taps:
             wei = self.run.wei + taps * self.loop.wei_step
             step = opaque(self.unrolled.wei_step)
@@ -339,28 +337,28 @@ class FloatTile:
                 masks = self.pixels(position, mask) if spec.columns else None
                 at = self.run.src + ahead * self.loop.src_step
                 row = at, self.unrolled.src_step, Loader(self.v, spec, self.run, masks)
-                feed = functools.partial(self.feed, is_edge, [row], lambda: weights.__getitem__, slots)
+                feed = functools.partial(self.feed, edges, [row], lambda: weights.__getitem__, slots)
                 inside = bool(spec.columns) or build.icmp_unsigned("<", position, self.loop.size)
                 branched(inside, feed, functools.partial(self.feed_zeros, weights, slots), likely=True)
 
     def feed(
         self,
-        is_edge: bool,
+        edges: tuple[bool, bool],
         rows: list[tuple[Any, Any, Loader]],
         weights: Callable[[], Callable[[int], list[Any]]],
         slots: list[list[Any]],
     ) -> None:
         """One group of taps of the loop axis: each position is read once, and multiplied into all outputs that read it.
 
+        edges: whether positions at the begin, and at the end, may be outside the image.
         weights(): for each position, gives the weights by the tap of the unrolled axis.
         """
-        spec, u, before = self.spec, self.unrolled, 0
+        spec, u, before, (begins, ends) = self.spec, self.unrolled, 0, edges
         at, steps, begin = [row[0] for row in rows], [step_of(row[1]) for row in rows], opaque(u.first)  # see `step_of`
         for position, readers in sorted(spec.readers.items()):
             at = [x + times(step, position - before) for x, step in zip(at, steps, strict=True)]
             found, before = at, position
-            first, last = is_edge
-            if (first and position < spec.border) or (last and position >= spec.span - spec.border):
+            if (begins and position < spec.border) or (ends and position >= spec.span - spec.border):
                 inside = build.icmp_unsigned("<", begin + position, u.size)
                 found = [build.select(inside, x, self.run.zeros) for x in at]
             x, weight = self.read(found, rows), weights()

@@ -80,17 +80,17 @@ class IntegerTile(FloatTile):
     # ------------------------------------------------------------ the reduction
 
     def reduce(self, variant) -> None:
-        spec, taken, (is_edge, _) = self.spec, self.taken, variant
+        spec, taken, (edges, _) = self.spec, self.taken, variant
         full, rest = divmod(spec.joined, taken)
         if full == 1:
-            self.group(is_edge, const(0), taken)
+            self.group(edges, const(0), taken)
         elif full:
             with counted(const(full)) as group:
-                self.group(is_edge, group, taken)
+                self.group(edges, group, taken)
         if rest:
-            self.group(is_edge, const(full), rest)
+            self.group(edges, const(full), rest)
 
-    def group(self, is_edge: bool, number, taps: int) -> None:
+    def group(self, edges: tuple[bool, bool], number, taps: int) -> None:
         """A group of so many taps of the loop axis."""
         wei, first = self.run.wei + number * self.loop.wei_step, number * self.dot.channels
 
@@ -100,7 +100,7 @@ class IntegerTile(FloatTile):
             return lambda t: self.lanes(self.v, here + times(step, t))
 
         for q in range(self.spec.loops):
-            self.feed(is_edge, [self.row(first + k, q) for k in range(taps)], weights, self.slots(q))
+            self.feed(edges, [self.row(first + k, q) for k in range(taps)], weights, self.slots(q))
 
     def parts(self, address) -> list[Any]:
         return self.lanes(self.v, address)
