@@ -34,7 +34,7 @@ toc_object_entries_show_parents = "hide"
 # Whatever looks like a link is one; what signatures name of others, or of the library's inside, is none.
 nitpicky = True
 OTHERS = "np|npt|numpy|torch|da|os|Any|Iterable|Mapping|Sequence|PathLike"
-INSIDE = "Op|OwnCosts|Remake|BinaryKind|PoolKind|Choice|Site|TileSize"
+INSIDE = "Op|OwnCosts|Remake|BinaryKind|PoolKind|Choice|Site|TileSize|StrPath"
 nitpick_ignore_regex = [("py:.*", rf"(ops\.)?({OTHERS}|{INSIDE})(\..*)?")]
 
 html_theme = "furo"

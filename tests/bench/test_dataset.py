@@ -19,7 +19,7 @@ import pytest
 
 import blockconv as bc
 from blockconv.core.problem import Conv2dProblem
-from blockconv.network.planning.planner import Assignment, Choice, Step, evaluate, optimal
+from blockconv.network.planning.planner import Choice, LayoutProblem, Step, evaluate, optimal
 
 pytest.importorskip("matplotlib")  # of the extra `bench`
 pytest.importorskip("onnx")
@@ -34,12 +34,13 @@ from bench.workers import PeerError
 
 ROOT = Path(__file__).parents[2]
 LAYOUTS = "abc"
+NETWORK: Any = None  # these planners read none
 
 
 # ---------------------------------------------------------------- planners
 
 
-def problem(seed: int, inputs: Sequence[Sequence[int]], reorders: bool = True) -> Assignment:
+def problem(seed: int, inputs: Sequence[Sequence[int]], reorders: bool = True) -> LayoutProblem:
     """Random integers for costs. inputs: of each step the steps that it reads, -1 for the network's input."""
     random = np.random.default_rng(seed)
     table = {pair: float(random.integers(1, 9)) for pair in itertools.product(range(-1, len(inputs)), LAYOUTS, LAYOUTS)}
@@ -52,7 +53,7 @@ def problem(seed: int, inputs: Sequence[Sequence[int]], reorders: bool = True) -
     def reorder(value: str, src: str, dst: str) -> float:
         return table[int(value[1:]), src, dst] if reorders else 0.0
 
-    return Assignment(tuple(steps), {"v-1": "a"}, {f"v{len(inputs) - 1}": "a"}, reorder)
+    return LayoutProblem(tuple(steps), {"v-1": "a"}, {f"v{len(inputs) - 1}": "a"}, reorder, NETWORK)
 
 
 CHAIN = [[k - 1] for k in range(6)]
@@ -60,7 +61,7 @@ DIAMONDS = [[-1], [0], [0], [1, 2], [3], [3], [4, 5]]
 TANGLED = [[-1], [0], [0, 1], [0, 1, 2], [1, 2, 3], [0, 3, 4], [2, 4, 5]]
 
 
-def least(given: Assignment) -> float:
+def least(given: LayoutProblem) -> float:
     ways = itertools.product(*(range(len(step.choices)) for step in given.steps))
     return min(evaluate(given, chosen).cost for chosen in ways)
 
@@ -102,7 +103,7 @@ def test_channels_last_is_found_by_name_and_by_tag() -> None:
             Step(s.name, s.inputs, s.output, tuple(Choice((lays[c.srcs[0]],), lays[c.dst], c.cost) for c in s.choices))
             for s in one.steps
         )
-        given = Assignment(renamed, {"v-1": "abcd"}, {}, lambda *_: 1.0)
+        given = LayoutProblem(renamed, {"v-1": "abcd"}, {}, lambda *_: 1.0, NETWORK)
         chosen = planners.PLANNERS["channels_last"](given)
         for step, k in zip(given.steps, chosen, strict=True):
             could = any(c.dst == name == c.srcs[0] for c in step.choices)
@@ -116,7 +117,7 @@ def test_the_best_fixed_layout_is_one_that_many_steps_run_in() -> None:
     ways = [Choice((a,), b, 1.0 + (a == b)) for a in LAYOUTS for b in LAYOUTS]
     steps = [Step(f"s{k}", (f"v{k - 1}",), f"v{k}", tuple(ways)) for k in range(4)]
     steps.append(Step("s4", ("v3",), "v4", tuple(Choice((a,), "ab", 1.0) for a in LAYOUTS)))
-    given = Assignment(tuple(steps), {"v-1": "a"}, {}, lambda *_: 0.0)
+    given = LayoutProblem(tuple(steps), {"v-1": "a"}, {}, lambda *_: 0.0, NETWORK)
     assert optimal(given).cost == 5
     chosen = planners.PLANNERS["best fixed layout"](given)
     assert evaluate(given, chosen).cost == 9
