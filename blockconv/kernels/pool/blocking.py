@@ -407,13 +407,15 @@ def wide_tile(b: PoolBlocking) -> PoolTile | None:
     p, most = b.problem, b.machine.isa.registers - SPARE
     if p.kw <= p.sw + 1:
         most = min(most, max(MOST_SHARED, p.kw))
+    if p.kw > most:
+        return None
     read = {}
     for pixels in range(min(MOST_OUTPUTS, p.ow), 0, -1):
         columns = len({n * p.sw + tap * p.dw for n in range(pixels) for tap in range(p.kw)})
         if columns <= most:
             read[pixels] = -(-p.ow // pixels) * (columns + 1)
-    best = next((pixels for pixels in read if read[pixels] <= MORE * min(read.values())), 0)
-    return PoolTile(best, b.lanes, _unrolled(p), p.kw, p.sw, p.dw, int(b.part > 0)) if best else None
+    best = next(pixels for pixels in read if read[pixels] <= MORE * min(read.values()))
+    return PoolTile(best, b.lanes, _unrolled(p), p.kw, p.sw, p.dw, int(b.part > 0))
 
 
 def _unrolled(problem: Pool2dProblem) -> int:
