@@ -62,8 +62,10 @@ def has_one_filter(op: str, weight: Any, bias: Any, groups: Any, quantized: Quan
     """Whether a convolution has no bias, and one filter and scale for each of a few channels."""
     if type(groups) is not int or not 1 < groups <= MOST_ALIKE or bias is not None:
         return False
-    w, scale = np.asarray(as_weight(weight, op)), getattr(quantized.weight_quantization, "scale", 1)
-    return w.shape[:2] == (groups, 1) and np.size(scale) == 1 and bool((w == w[:1]).all())
+    w = np.asarray(as_weight(weight, op))
+    if w.shape[:2] != (groups, 1) or not w.size or w.item(0) != w.item(w.size // groups):
+        return False  # the first taps tell, as a rule, and each call asks
+    return np.size(getattr(quantized.weight_quantization, "scale", 1)) == 1 and bool((w == w[:1]).all())
 
 
 class CheckedConvolution:
