@@ -107,10 +107,10 @@ def may_halve(request: Request, outputs_of_tile: int) -> bool:
 # ---------------------------------------------------------------- tiles of whole rows, whose columns are known
 
 
-def row_columns(problem: Conv2dProblem, pixel: int, unit: int = 0) -> Columns:
-    """The columns of a row, without strides and edges. The others: as in `Columns`."""
+def row_columns(problem: Conv2dProblem, pixel: int) -> Columns:
+    """The columns of a row, without strides and edges. pixel: elements of one."""
     p = problem
-    return Columns(p.iw * pixel, p.ow * pixel, pixel, p.kw, p.sw, p.dw, p.pw, unit)
+    return Columns(p.iw * pixel, p.ow * pixel, pixel, p.kw, p.sw, p.dw, p.pw)
 
 
 def row_edges(problem: Conv2dProblem, rows: int) -> tuple[int, int, int] | None:
@@ -137,14 +137,6 @@ def tile_rows(problem: Conv2dProblem, most: int) -> int:
     return rows if rows > min(3, most // 2) or rows == p.oh or p.oh < 7 else 0
 
 
-def picked_unit(isa: Isa, problem: Conv2dProblem, pixel: int, lanes: int, types: Types) -> int:
-    """`Columns.unit`, of vectors of so many floats."""
-    unit = min(lanes, UNIT // types.src.itemsize)
-    if isa.name == "avx512" or types.src.is_half:  # one instruction permutes two vectors, whole
-        return 0
-    return unit if problem.sw == 2 and 2 * pixel <= unit else 0
-
-
 def whole_rows(
     machine: Machine, problem: Conv2dProblem, lanes: int, block: int, pixel: int, types: Types
 ) -> tuple[int, int, AxisTiling] | None:
@@ -158,7 +150,7 @@ def whole_rows(
     if half % block == 0 and half > block and (elements <= half or fewer_idle):
         lanes = half
     loops = -(-elements // lanes)
-    taps = row_columns(p, pixel, picked_unit(isa, p, pixel, lanes, types)).groups(p.kh, lanes, registers)
+    taps = row_columns(p, pixel).groups(p.kh, lanes, registers)
     most = max(most, registers - SPARE - p.kh * max(map(len, taps)))
     # With a stride each row is read once or twice, however few are computed. Else rows have to share what is read. More
     # rows have to where tiles of other shapes need no masks, inside a row whose vectors are whole.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.jit.ir import const, picked, shuffle
+from blockconv.jit.ir import const, picked
 from blockconv.jit.values import build
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.tile import Tile
@@ -33,16 +33,6 @@ class RowsTile(FloatTile):
         columns = self.columns
         is_dense = columns.dst_row == columns.dst * tile.itemsize and target.isa().name != "avx512"
         super().store(tile._replace(row=columns.dst, dense=int(is_dense)))
-
-    def finished(self) -> list[Any]:
-        """The accumulators, in the order of the outputs."""
-        lanes, columns = self.spec.lanes, self.columns
-        if lanes > columns.unit > 0:
-            order = [columns.unit_lane(lanes, k) for k in range(lanes)]
-            for slot in self.accs:
-                value = build.load(slot)
-                build.store(shuffle(value, value, order), slot)
-        return self.accs
 
     def reduce(self, variant) -> None:
         for taps in self.columns.groups(self.spec.taps, self.spec.lanes, target.isa().registers):
@@ -90,7 +80,6 @@ class SourceRow:
     def __init__(self, tile: RowsTile, address) -> None:
         self.v, self.columns, self.address = tile.src, tile.columns, address
         self.known: dict[Any, Any] = {}
-        self.pairs: dict[int, Any] = {}  # vectors that pixels are picked from, by their first element
 
     def vector(self, tap: int, q: int):
         """The source of output vector `q` at a tap."""
@@ -101,29 +90,12 @@ class SourceRow:
             return self.v.zero
         if columns.stride == 1:
             return self.contiguous(wanted)
-        if columns.unit:
-            return self.picked_in_units(tap, q)
         # Where an instruction permutes two vectors, or few taps read the same pixels, straight from the row's.
         if columns.src <= 2 * lanes and (target.isa().name == "avx512" or columns.taps <= columns.stride + 1):
             return self.picked([self.part(k) for k in range(0, columns.src, lanes)], wanted)
         phase, numbers = columns.phase(tap), range(columns.phase_vectors(lanes))
         holding = [k for k in numbers if read & {*columns.phase_elements(phase, k, lanes)}]
         return self.picked([self.phase(phase, k) for k in holding], wanted)
-
-    def picked_in_units(self, tap: int, q: int):
-        """The source of output vector `q`, in the order of `Columns.unit_lane`: every second pixel of two vectors."""
-        lanes, columns, pixel = self.v.lanes, self.columns, self.columns.pixel
-        first, phase = columns.pair(tap)
-        begin = first * pixel + 2 * q * lanes
-        for at in (begin, begin + lanes):
-            if at not in self.pairs:
-                elements = [k if 0 <= k < columns.src else None for k in range(at, at + lanes)]
-                self.pairs[at] = self.v.zero if set(elements) == {None} else self.contiguous(elements)
-        taken = [0] * lanes
-        for output in range(lanes):
-            number, inside = divmod(output, pixel)
-            taken[columns.unit_lane(lanes, output)] = (2 * number + phase) * pixel + inside
-        return shuffle(self.pairs[begin], self.pairs[begin + lanes], taken)
 
     def phase(self, phase: int, k: int) -> RowPart:
         """Vector `k` of these pixels, which is shuffled from the row's once."""

@@ -1,6 +1,5 @@
 """The columns of a tile of whole rows: what each element of the destination reads of the source."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from blockconv.kernels.common.unpacked import PARTS, UNIT
@@ -18,8 +17,6 @@ class Columns:
     src, dst: elements of a row.
     pixel: elements of a pixel.
     taps, stride, dilation, pad: in pixels.
-    unit: elements of 16 bytes, where one instruction picks every second pixel of two vectors within such units; 0
-        where whole vectors are permuted.
     src_row, dst_row, tap: bytes from a row to the next, and from the weights of a tap to those of the next.
     begin, end: rows that the first tile and the last reach over the image.
     alone: 1, there is one tile.
@@ -32,7 +29,6 @@ class Columns:
     stride: int
     dilation: int
     pad: int
-    unit: int = 0
     src_row: int = 0
     dst_row: int = 0
     tap: int = 0
@@ -73,38 +69,20 @@ class Columns:
         outputs = (divmod(k * lanes + lane, self.pixel) for lane in range(lanes))
         return [(number * self.stride + phase) * self.pixel + inside for number, inside in outputs]
 
-    def pair(self, tap: int) -> tuple[int, int]:
-        """(pixels to the first of the two vectors that a tap is picked from, which of two pixels is its own)."""
-        at = tap * self.dilation
-        return at - at % 2 - self.pad, at % 2
-
-    def unit_lane(self, lanes: int, output: int) -> int:
-        """The lane of an output, in vectors that are picked within units: the first half is of the first vector."""
-        half = self.unit // 2
-        unit, inside = divmod(output % (lanes // 2), half)
-        return unit * self.unit + output // (lanes // 2) * half + inside
-
     def groups(self, rows: int, lanes: int, registers: int) -> list[list[int]]:
         """Taps that are reduced at once, in order, where each has weights for so many rows.
 
-        Taps that are picked from the same two vectors are, where picking is one instruction. All taps are, where there
-        are registers for their weights, so that a row with a stride is read once. Else the taps of one phase are, whose
-        pixels are shuffled once, where a row is more vectors than a shuffle takes.
+        All taps are, where there are registers for their weights, so that a row with a stride is read once. Else the
+        taps of one phase are, whose pixels are shuffled once, where a row is more vectors than a shuffle takes.
         """
-        if self.unit:
-            return self._alike(lambda tap: self.pair(tap)[0])
         several = self.stride > 1 and self.taps * rows <= (MOST_WEIGHTS if registers == 32 else 0)
         if not several and (self.stride == 1 or self.src <= 2 * lanes):
             return [[tap] for tap in range(self.taps)]
-        phases = self._alike(self.phase)
-        return [[tap for taps in phases for tap in taps]] if several else phases
-
-    def _alike(self, key: Callable[[int], int]) -> list[list[int]]:
-        """The taps with the same key, by growing keys; a stride may have any number of keys that no tap has."""
-        found: dict[int, list[int]] = {}
+        phases: dict[int, list[int]] = {}  # a stride may have any number of phases that no tap has
         for tap in range(self.taps):
-            found.setdefault(key(tap), []).append(tap)
-        return [found[value] for value in sorted(found)]
+            phases.setdefault(self.phase(tap), []).append(tap)
+        found = [phases[phase] for phase in sorted(phases)]
+        return [[tap for taps in found for tap in taps]] if several else found
 
 
 ANY_COLUMNS = Columns(*[0] * 7)  # of rows that are not whole in tiles

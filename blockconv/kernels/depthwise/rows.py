@@ -46,7 +46,6 @@ from blockconv.kernels.depthwise.blocking import (
     DepthwiseBlocking,
     blocking,
     lines_bind,
-    picked_unit,
     row_columns,
     row_edges,
 )
@@ -229,10 +228,9 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
     table = _table(request, at)
     chunk, columns = max(1, tasks // (16 * threads)) if at.columns and not at.whole else 1, ANY_COLUMNS
     if at.whole:
-        unit = picked_unit(m.isa, p, at.pixel, at.lanes, types) if types.acc.is_float else 0
         begin, end, alone = row_edges(p, at.unrolled) or (0, 0, 1)
         steps = {"src_row": s.row, "dst_row": d.row, "tap": tap, "begin": begin, "end": end, "alone": alone}
-        columns = replace(row_columns(p, at.pixel, unit), **steps)
+        columns = replace(row_columns(p, at.pixel), **steps)
     family = depthwise_packed if at.is_packed else depthwise_channels
     kernel = depthwise_pixels(spec, columns) if at.columns and not at.is_packed else family(spec)
     return Launch(kernel, args, tasks, chunk, scratch, table)
