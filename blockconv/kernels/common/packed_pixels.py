@@ -299,9 +299,9 @@ def _transposer(how: PixelPacking, is_dense: bool = False, spills: bool = False)
             at = dst + p * (pixel if rows == most else most * to.itemsize)
             if whole or spills:
                 to.store(value, at)
-            else:  # of narrow pixels, a vector has several
+            else:  # of narrow pixels, a vector has several; no address behind the array, as for loads
                 count = limited(p, pixels, stored) if rows == most else pixels * rows - p * most
-                to.store_below(value, at, count)
+                to.store_below(value, build.select(count > 0, at, dst), count)
 
         emit_transposed(is_whole, planes, store, rows, columns)
 

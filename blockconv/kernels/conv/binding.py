@@ -366,14 +366,12 @@ class _Binding:
     def plane_packer(self) -> jit.Kernel:
         """The kernel that packs a window for tiles that load vectors of pixels."""
         blocking, itemsize = self.blocking, self.src_itemsize
-        if channels := pixel_blocking.contiguous_channels(self.src, self.at, self.itemsize):
-            lanes = self.isa.vector_bytes // itemsize
-            channels = min(channels, lanes)
+        lanes = self.isa.vector_bytes // itemsize
+        if channels := pixel_blocking.packed_channels(self.src, self.at, self.itemsize, lanes, self.p.group_ic):
             touching = self.src.along(self.at.axes[2]) == channels * itemsize
             return packing_planes.pack_across(channels, touching, blocking.phases, self.at.sw, lanes, itemsize)
         if is_pointwise(self.p):
             return packing_planes.pack_planes(blocking.pixel_lanes * itemsize)
-        lanes = self.isa.vector_bytes // itemsize
         if blocking.line:
             return packing_planes.pack_flat(self.p.sw, lanes, itemsize)
         return packing_planes.pack_phases(blocking.phases, self.at.sw, lanes, itemsize)

@@ -23,8 +23,8 @@ from blockconv.kernels.common.taps import kept_taps
 from blockconv.kernels.common.tasks import tasks_wanted
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.conv.blocking import ConvBlocking
-from blockconv.kernels.conv.dividing import PANEL_ROW_CYCLES, pixels_of_task, splits_of_tasks
-from blockconv.kernels.conv.space import Space, is_pointwise, space
+from blockconv.kernels.conv.dividing import pixels_of_task, splits_of_tasks
+from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.machine import Machine
 from blockconv.machine.profile import SCATTERED
 
@@ -162,21 +162,21 @@ STEP_CYCLES = 0.25  # that a step of the reduction takes beside its loads and mu
 PART_CYCLES = 60.0  # that it takes more where not all of its channels exist
 SCATTERED_CYCLES = 1.5  # to move an element by itself
 ZEROED_CYCLES = 6.0  # to write a vector of a pixel's padding
-MOVED_CYCLES = 1.5  # of a vector that is transposed, its load and its store
-PART_VECTORS = 2.5  # whole vectors that the last one of a row takes as long as, where its pixels are masked
+PART_SQUARES = 2.5  # that one takes as long as to transpose where its pixels or channels are masked
+ROW_CYCLES, PLANE_ROW_CYCLES = 90.0, 8.0  # that a row takes beside its vectors: of pixels with channels, and of a plane
 BLOCK_CYCLES = 40.0  # that a task takes for each of its blocks of output channels, beside their tiles
 
 
-def cycles(request: Request, at: Space, found: ConvBlocking) -> float:
+def seconds(request: Request, found: ConvBlocking, at: Space) -> float:
     """Predicted, on one thread."""
     tile = _Tile(found.rows, found.pixels // found.pixel_lanes, found.pixel_lanes, found.width)
-    return _cycles(request, at, tile, found.task_rows, found.task_cols)
+    return _cycles(request, at, tile, found.task_rows, found.task_cols) * request.machine.cycle_seconds()
 
 
 def _cycles(request: Request, at: Space, tile: _Tile, rows: int, cols: int) -> float:
-    """`cycles`, of tasks of at most so many rows and columns."""
+    """Predicted, on one thread, of tasks of at most so many rows and columns."""
     p, machine, itemsize = request.problem, request.machine, request.itemsize
-    ic, oc = p.group_ic, p.group_oc
+    ic, oc, lanes = p.group_ic, p.group_oc, machine.lanes(itemsize)
     down, along = -(-at.oh // rows), -(-at.ow // cols)
     tasks, columns = at.images * p.g * down * along, -(-at.ow // tile.pixels) / along
     ocbs, tiles = -(-oc // tile.channels), -(-at.oh // tile.rows) / down * columns
@@ -186,39 +186,33 @@ def _cycles(request: Request, at: Space, tile: _Tile, rows: int, cols: int) -> f
     reduced = ocbs * (tiles * (steps * step + end) + BLOCK_CYCLES)
     reduced += tiles * PART_CYCLES * (oc % tile.channels > 0)
     if contiguous_channels(request.destination, at, itemsize):
-        vectors = -(-(request.padded_oc - p.oc) // machine.lanes(itemsize))
+        vectors = -(-(request.padded_oc - p.oc) // lanes)
         reduced += tiles * tile.rows * tile.pixels * (oc * SCATTERED_CYCLES + vectors * ZEROED_CYCLES)
-    if from_channels := contiguous_channels(request.source, at, itemsize):
-        phases, each = _phases(at, cols)
-        packed = (
-            at.depth * at.window(rows, cols)[0] * phases * _transposed_cycles(machine, itemsize, each, from_channels)
-        )
-    elif is_pointwise(p):
-        packed = rows * columns * (PANEL_ROW_CYCLES + tile.vectors)
-    elif at.axes[2] == "hw":  # panels of parts of rows with strides
-        packed = columns * tile.pixels * p.sw * _element_cycles(machine)
+    panel, panels = (tile.pixels, columns) if at.kh == at.kw == at.depth == 1 else (cols, 1)
+    phases, each = _phases(at, panel)
+    shuffle = machine.isa.vector_bytes / 64  # cycles: of narrower vectors several begin in one
+    if channels := packed_channels(request.source, at, itemsize, lanes, ic):
+        row = _transposed_cycles(lanes, shuffle, each, ic, channels)
     else:
-        phases, each = _phases(at, cols)
-        packed = at.depth * at.window(rows, cols)[0] * phases * each * at.sw * _element_cycles(machine)
-    return tasks * (reduced + ic * packed)
+        row = ic * _strided_cycles(lanes, shuffle, each, p.sw if at.axes[2] == "hw" else at.sw)
+    return tasks * (reduced + panels * at.depth * at.window(rows, panel)[0] * phases * row)
 
 
-def _transposed_cycles(machine: Machine, itemsize: int, columns: int, channels: int) -> float:
-    """To pack so many columns of a channel, from pixels of so many contiguous ones.
-
-    Vectors of 64 bytes are shuffled one in a cycle, narrower ones two.
-    """
-    lanes = machine.lanes(itemsize)
-    stages = math.log2(min(lanes, channels))
-    if not stages:
-        return columns * SCATTERED_CYCLES
-    shuffled = stages if machine.isa.vector_bytes == 64 else stages / 2
-    return (columns // lanes + PART_VECTORS * (columns % lanes > 0)) * (shuffled + MOVED_CYCLES)
+def packed_channels(strides: Geometry, at: Space, itemsize: int, lanes: int, ic: int) -> int:
+    """Contiguous channels of a pixel that packing transposes at once, a power of two; 0 where it moves planes."""
+    return min(contiguous_channels(strides, at, itemsize), lanes, 1 << (ic - 1).bit_length())
 
 
-def _element_cycles(machine: Machine) -> float:
-    """To pack an element of a plane. Rows of them, whose ends are moved under masks, take no longer."""
-    return machine.profile.pack(1, "") / machine.cycle_seconds()
+def _transposed_cycles(lanes: int, shuffle: float, columns: int, ic: int, channels: int) -> float:
+    """To pack so many columns of a row, from pixels of which so many channels are transposed at once."""
+    whole = columns // lanes * (ic // channels)
+    parts = -(-columns // lanes) * -(-ic // channels) - whole
+    return ROW_CYCLES + (whole + PART_SQUARES * parts) * max(lanes, channels * (math.log2(channels) * shuffle + 2))
+
+
+def _strided_cycles(lanes: int, shuffle: float, columns: int, stride: int) -> float:
+    """To pack so many columns of a row of a plane: vectors are shuffled, or their elements loaded, if that is less."""
+    return PLANE_ROW_CYCLES + -(-columns // lanes) * min((4 + 2 * stride) * shuffle, 4 * lanes)
 
 
 def _step_cycles(machine: Machine, tile: _Tile, itemsize: int, overlap: bool) -> float:

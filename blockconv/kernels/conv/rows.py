@@ -328,16 +328,11 @@ MATRIX_PIXELS = _tiled(
 # ---------------------------------------------------------------- vectors along pixels
 
 
-def _cost_pixels(request: Request, found: ConvBlocking, at: Space) -> float:
-    """Tiles and packing."""
-    return pixel_blocking.cycles(request, at, found) * request.machine.cycle_seconds()
-
-
 PIXELS = _tiled(
     "conv_pixels",
     _DTYPES,
     pixel_blocking.blocking,
-    _cost_pixels,
+    pixel_blocking.seconds,
     _weights_dense,
     pixel_blocking.why_not,
     # Without overlapping taps, the model counts cycles, and not the measured tiles.

@@ -298,6 +298,7 @@ def _spec(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Depthw
 
 
 _WIDENED = 1.15  # times as long for floats of 16 bits, which are widened and rounded
+UNSHARED = 1.7  # products that a load takes as long as which no other output shares
 
 
 def _cost(request: Request, at: DepthwiseBlocking) -> float:
@@ -309,9 +310,11 @@ def _cost(request: Request, at: DepthwiseBlocking) -> float:
     moved = m.move_seconds(request.src_bytes, request.dst_bytes)
     stored = 0.0
     if at.columns == 0:
-        one_by_one = at.store_width == 1 and request.destination.col != types.dst.itemsize
-        each = m.store_seconds(dst, SCATTERED if one_by_one else at.store_width, at.lanes)
-        stored = each * dst.size(p.dst_shape) / at.lanes + _refetched_seconds(request)
+        is_plane = at.store_width == 1 and request.destination.col == types.dst.itemsize
+        # A tile stores its columns of each plane as a vector, however few they are.
+        each = m.store_seconds(dst, at.store_width if is_plane or at.store_width > 1 else SCATTERED, at.lanes)
+        vectors = -(-p.ow // at.unrolled) if is_plane else p.ow / at.lanes
+        stored = each * dst.size(p.dst_shape) / p.ow * vectors + _refetched_seconds(request)
     if at.gathered:
         stored += gathering_seconds(m, gathered_bytes(p, request.src_bytes, at.share(m, p, request.threads)[1]))
     if at.joined:
@@ -321,7 +324,10 @@ def _cost(request: Request, at: DepthwiseBlocking) -> float:
         kind = "channels" if at.columns == 0 else "pixels" if at.columns == 1 else "pixels apart"
         product, output = m.depthwise_seconds(kind, at.lanes, types.acc.itemsize)
         # A loop over taps that is not unrolled waits for each product.
-        computed = products * (product if at.taps else 3 * product) + products / (p.kh * p.kw) * output
+        # Neighbours share fewer loads with a stride, while vectors are channels.
+        alone = (min(p.sw, p.kw) - 1) * (1 - 1 / at.unrolled) / p.kw * (at.columns == 0)
+        product *= (1 + UNSHARED * alone) * (1 if at.taps else 3)
+        computed = products * product + products / (p.kh * p.kw) * output
         computed *= _WIDENED if types.src.is_half else 1
     return m.launch_seconds() + (max(computed, moved) + stored + waiting_seconds(request)) / request.threads
 
