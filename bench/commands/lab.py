@@ -25,8 +25,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--layouts", nargs="*", default=["all"], help="of the break-even; none: leave it out")
     text = "measure all of --networks into a data set there: see docs/reference/lab-data.md"
     command.add_argument("--export", type=Path, metavar="FOLDER", help=text)
-    text = "judge planners and cost models on a data set"
-    command.add_argument("--import", type=Path, metavar="FOLDER", dest="imported", help=text)
+    text = "judge planners and cost models on a data set, a folder or a .tar.xz"
+    command.add_argument("--import", type=Path, metavar="SET", dest="imported", help=text)
     command.add_argument("--merge", type=Path, nargs="+", metavar="FOLDER", help="add these data sets to --export's")
     command.add_argument("--samples", type=int, default=200, help="assignments of layouts that --export draws (200)")
     command.add_argument("--seed", type=int, default=0, help="of these")

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import shutil
+import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -288,7 +289,15 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def kept(folder: Path) -> Iterator[Kept]:
-    """The complete networks of a set. Raises ValueError for another version, or a folder without any."""
+    """The complete networks of a set: of a folder, or of an archive that `tarfile` reads.
+
+    Raises ValueError for another version, or a set without any network.
+    """
+    if folder.is_file():
+        with tempfile.TemporaryDirectory() as place, tarfile.open(folder) as archive:
+            archive.extractall(place, filter="data")
+            yield from kept(Path(place))
+        return
     found = sorted(path.parent for path in folder.glob(f"*/*/{LAST}"))
     if not found:
         raise ValueError(f"{folder} has no complete network of the lab's data set: FOLDER/RUN/NETWORK/{LAST}")

@@ -68,22 +68,35 @@ NETWORKS: dict[str, Callable[[int, np.random.Generator], Any]] = {
     "zfnet512": from_light("zfnet512"),
 }
 
-# Networks whose layers resemble each other: what is learned of one must not be judged by another.
+# Beginnings of the names of networks whose layers resemble each other: what is learned of one must not be judged by
+# another. The longest one decides.
 FAMILIES = {
-    "residual": ("resnet50", "resnext50", "light_resnet50", "regnet_y", "deeplabv3", "hrnet"),
-    "inverted residual": ("mobilenetv2", "mobilenetv3", "mobilenetv4", "efficientnet_b0"),
-    "plain": ("vgg19", "repvgg", "alexnet", "zfnet512"),
-    "inception": ("inception_v1", "inception_v2"),
+    "residual": (
+        "resnet", "resnext", "light_resnet", "regnet", "deeplab", "hrnet", "pose_resnet", "legacy_seresne", "eca_resne",
+        "ecaresne", "bat_resne", "cspresne", "gernet", "dla", "dpn",
+    ),
+    "inverted residual": (
+        "mobilenet", "efficientnet", "mnasnet", "fbnet", "hardcorenas", "mixnet", "lcnet", "ghostnet", "mobileone",
+        "lraspp_mobilenet", "pose_mobilenet", "simcc_mobilenet",
+    ),
+    "plain": ("vgg", "repvgg", "alexnet", "zfnet"),
+    "inception": ("inception", "googlenet", "xception"),
+    "dense": ("densenet", "rdnet", "ese_vovnet", "hgnet"),
     "u-shaped": ("unet", "u2net"),
-    "detectors": ("yolo_like", "yolo11_like", "detector_like"),
-    "transformers": ("swin_t", "vit_s", "convnext_t"),
-    "sound": ("vocoder_like", "vad_like"),
-}
+    "detectors": ("yolo", "detector", "darknet", "cs3darknet"),
+    "transformers": (
+        "swin", "vit", "deit", "convit", "crossvit", "coat", "convnext", "inception_next", "poolformer", "mambaout",
+        "convmixer", "fasternet", "starnet", "repvit",
+    ),
+    "shufflenet": ("shufflenet", "pose_shufflenet"),
+    "sound": ("vocoder", "vad"),
+}  # fmt: skip
 
 
 def family(name: str) -> str:
     """The family of a network; any that no family has is one of its own."""
-    return next((key for key, members in FAMILIES.items() if name in members), name)
+    found = [(len(start), of) for of, starts in FAMILIES.items() for start in starts if name.startswith(start)]
+    return max(found)[1] if found else name
 
 
 def build(name: str, batch: int = 1, seed: int = 0) -> Any:

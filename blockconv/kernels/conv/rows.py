@@ -52,6 +52,7 @@ from blockconv.runtime import Launch
 _DTYPES = frozenset(ITEMSIZE)
 _NO_EPILOGUE = Epilogue()
 _FLOAT32 = element("float32")
+MANY = 16  # channels of planes that are packed at once
 
 
 def _tiled(
@@ -181,6 +182,8 @@ def _packing(request: Request, found: ConvBlocking) -> float:
     elif found.shared.dense and stride != chunk:  # what packs pixels of several groups takes no longer for these
         how = "apart"
     each = known.pack(max(1, chunk // _FLOAT32.itemsize), how)
+    if strides.length == 1 and strides.along(at.axes[2]) == itemsize:  # planes are transposed, by many channels at once
+        each = known.pack(MANY, "apart") * chunk / (MANY * _FLOAT32.itemsize)
     # Where pixels are apart, whole cache lines are read, unless a packed chunk is next to the one before.
     lines = max(1.0, min(LINE, stride) / (ic * itemsize))
     moved = known.pack_bytes(itemsize * pixels * ic, lines, request.src_bytes)

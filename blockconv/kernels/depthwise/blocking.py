@@ -22,7 +22,7 @@ from blockconv.machine.machine import Machine
 MOST_COLUMNS = 4  # a strided load reads as many vectors
 MOST_PICKED = 10  # vectors of a row in which every second pixel is picked, where half vectors would do
 # In vector operations, measured on AVX-512: to interleave a position of bytes, to finish a vector of them, to pack one.
-_INTERLEAVED, _FINISHED, _PACKED = 8, 26, 16
+_INTERLEAVED, _FINISHED, _PACKED = 11, 30, 16
 WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
 MOST_TAPS = 11  # that are unrolled
 MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
@@ -32,10 +32,10 @@ MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of v
 # of a row that is spilled.
 SPARE, MOST_PRODUCTS, MOST_SPILLED = 8, 1100, 28
 MOST_OF_INTEGERS = 28  # accumulators of a tile of bytes: those of rows that are done may leave the registers
-# For bytes, in vector operations: to shuffle a row for a vector and a group of taps, to finish a vector, beside these
-# for a tile. ISSUED: how long an operation takes, in multiply-adds; half as many of these can be issued. An operation
-# of two halves is issued once. Measured on AVX-512 and on AVX2.
-_SHUFFLED, _ROW_FINISHED, _TILE, ISSUED, _OF_HALVES = 2, 7, 20, 0.7, 0.87
+# For bytes, in vector operations: to shuffle a row for a vector and a group of taps, one more for so many elements of a
+# pixel, to finish a vector, beside these for a tile. ISSUED: how long an operation takes, in multiply-adds; half as
+# many of these can be issued. An operation of two halves is issued once. Measured on AVX-512 and on AVX2.
+_SHUFFLED, _APART, _ROW_FINISHED, _TILE, ISSUED, _OF_HALVES = 2, 5, 4, 20, 0.7, 0.87
 
 
 # ---------------------------------------------------------------- one axis, cut into tiles
@@ -196,7 +196,8 @@ def integer_tile_seconds(
     across, shared = max(1, row_lanes // each), max(1, each // row_lanes)  # vectors of a row; rows of a vector
     read = {(k % across, k // across * shared * p.sh + t * p.dh) for k in range(vectors) for t in range(p.kh)}
     taps = -(-p.kw // dot.channels)
-    count = taps * (vectors * p.kh * dot.instructions + _SHUFFLED * len(read)) + _ROW_FINISHED * vectors
+    shuffled = (_SHUFFLED + pixel / _APART) * len(read)
+    count = taps * (vectors * p.kh * dot.instructions + shuffled) + _ROW_FINISHED * vectors
     of_halves = machine.isa.halves and lanes == machine.isa.vector_bytes
     return ISSUED * (
         count * (_OF_HALVES if of_halves else 1) * machine.fma_seconds(each, 4) + _TILE * machine.fma_seconds(8, 4)
@@ -222,7 +223,7 @@ class DepthwiseBlocking(DepthwiseShape):
     pixel: contiguous elements of a pixel.
     runs: the output channels of each entry of the table.
     wei_block: source channels of a block of weights; 0 where there is one block.
-    span: entries of the table that a task takes at the least.
+    together: entries of the table that a task takes at the least.
     dot: the multiply-accumulate.
     whole: vectors run over pixels, and a tile has whole rows of them.
     gathered: entries whose source a task gathers; 0 where it is read in place.
@@ -233,7 +234,7 @@ class DepthwiseBlocking(DepthwiseShape):
     pixel: int
     runs: tuple[ChannelRun, ...]
     wei_block: int
-    span: int
+    together: int
     dot: Dot = MULTIPLY_ADD
     whole: bool = False
     gathered: int = 0
@@ -290,7 +291,7 @@ class DepthwiseBlocking(DepthwiseShape):
         read = self.span / self.unrolled if self.taps else taps  # positions for each output
         products = PARTS * self.groups * taps * self.dot.instructions
         # Masks take as long as loads, and so do shuffles of several vectors; without masks bytes are read one by one.
-        each_mask = 2 * max(1, self.columns) - 1 if machine.isa.name == "avx512" else self.lanes
+        each_mask = 1 + self.columns if machine.isa.name == "avx512" else self.lanes
         is_masked = self.masked > 0 or (self.columns > 0 and self.masks > 0)
         loads = is_masked * min(self.joined, self.dot.channels) * each_mask
         interleaved = PARTS if self.shuffled else _INTERLEAVED
@@ -303,7 +304,7 @@ class DepthwiseBlocking(DepthwiseShape):
         unit = self.unrolled if self.columns else self.loops
         entries, images = len(self.runs), 1 if self.batched else problem.n
         wanted = 1 if threads == 1 else 8 * threads
-        span = self.gathered or min(entries, self.span)
+        span = self.gathered or min(entries, self.together)
         if self.whole:
             span = -(-entries * images // wanted)
             span = -(-entries // -(-entries // min(entries, span)))
@@ -330,13 +331,13 @@ def blocking(request: Request) -> DepthwiseBlocking | Reason:
         return at
     each = (at.pixel if at.batched else at.lanes) * types.src.itemsize
     strides = request.source
-    gathered = entries_gathered(m, problem, strides, each, at.span)
+    gathered = entries_gathered(m, problem, strides, each, at.together)
     at = replace(at, gathered=gathered, entry_bytes=each)
     if gathered:
         return at
-    stay = entries_that_stay(m, problem, strides, each, at.span, window_rows(problem, at.loops), request.src_bytes)
+    stay = entries_that_stay(m, problem, strides, each, at.together, window_rows(problem, at.loops), request.src_bytes)
     if stay:
-        return replace(at, span=stay)
+        return replace(at, together=stay)
     return _in_two_rows(request, at) if is_wide(m, strides, types.src.itemsize) else at
 
 
@@ -408,9 +409,9 @@ def _with_lanes(request: Request, lanes: int) -> DepthwiseBlocking | Reason:
     if not in_rows or (batched and p.sw > 1 and pixel >= lanes):
         tiling, loops = _tiles_of_pixels(request)
         masked = int(pixel < lanes)
-        span = len(runs) if s.block < s.col else 1  # contiguous entries are read together
+        together = len(runs) if s.block < s.col else 1  # contiguous entries
         return DepthwiseBlocking(
-            lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, span=span
+            lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, together=together
         )
     return _over_pixels(request, lanes, s.length, batched, runs)
 
@@ -470,7 +471,7 @@ def _over_pixels(
         masks = 0 if packed else 1 if isa.name == "avx512" or not tiling.taps else 2
         inner = pixel if p.sw > 1 else 1
     shape = lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0
-    return DepthwiseBlocking(*shape, batched, pixel, runs, block, span=1, whole=found is not None)
+    return DepthwiseBlocking(*shape, batched, pixel, runs, block, together=1, whole=found is not None)
 
 
 def _tiles_of_pixels(request: Request, one_by_one: bool = False) -> tuple[AxisTiling, int]:
@@ -513,10 +514,10 @@ def _over_channels(request: Request, padded: int, lanes: int) -> DepthwiseBlocki
         masked = 0
     scattered = d.length == 1 and p.ow > 1 and d.col != types.dst.itemsize
     tiling, loops = _tiles_of_pixels(request, one_by_one=scattered)
-    span = sum(run.first < (p.oc if s.length == NO_BLOCK else s.length * m) for run in runs)
+    together = sum(run.first < (p.oc if s.length == NO_BLOCK else s.length * m) for run in runs)
     pixel = s.length
     return DepthwiseBlocking(
-        lanes, lanes, 0, 1, loops, *tiling, 1, store_width, masked, False, pixel, runs, wei_block, span=span
+        lanes, lanes, 0, 1, loops, *tiling, 1, store_width, masked, False, pixel, runs, wei_block, together=together
     )
 
 

@@ -82,6 +82,11 @@ class DepthwiseShape:
         """Whether rows of pixels are read where they are packed, with padding."""
         return bool(self.columns and not self.masks)
 
+    @property
+    def span(self) -> int:
+        """Positions of the unrolled axis that a tile reads."""
+        return (self.unrolled - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+
 
 @dataclass(frozen=True)
 class DepthwiseTileSpec(DepthwiseShape):
@@ -142,11 +147,6 @@ class DepthwiseTileSpec(DepthwiseShape):
         """The type of the source's elements where these are floats of 16 bits, which are widened as they are loaded."""
         src = ElementType.of(self.src or self.element)
         return src if src.is_half else None
-
-    @property
-    def span(self) -> int:
-        """Positions of the unrolled axis that a tile reads."""
-        return (self.unrolled - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
     @property
     def readers(self) -> dict[int, list[tuple[int, int]]]:

@@ -311,10 +311,10 @@ def _cost(request: Request, at: DepthwiseBlocking) -> float:
     stored = 0.0
     if at.columns == 0:
         is_plane = at.store_width == 1 and request.destination.col == types.dst.itemsize
-        # A tile stores its columns of each plane as a vector, however few they are.
         each = m.store_seconds(dst, at.store_width if is_plane or at.store_width > 1 else SCATTERED, at.lanes)
-        vectors = -(-p.ow // at.unrolled) if is_plane else p.ow / at.lanes
-        stored = each * dst.size(p.dst_shape) / p.ow * vectors + _refetched_seconds(request)
+        if is_plane:  # a tile stores its columns of each plane as a vector, however few they are
+            each *= -(-p.ow // at.unrolled) * at.lanes / p.ow * at.lanes * types.dst.itemsize / m.isa.vector_bytes
+        stored = each * dst.size(p.dst_shape) / at.lanes + _refetched_seconds(request)
     if at.gathered:
         stored += gathering_seconds(m, gathered_bytes(p, request.src_bytes, at.share(m, p, request.threads)[1]))
     if at.joined:

@@ -160,10 +160,10 @@ class CopyLoops(NamedTuple):
         return self.cols.src if self.cols.src == self.cols.dst else 0
 
     def moves(self, itemsize: int) -> float:
-        """Moves of a cache line at the most."""
-        sizes = self.extents[:, 2]
+        """Moves of a cache line at the most; each filled element is one."""
+        _, _, sizes, actions = self.extents.T
         lines = sizes * itemsize / LINE
-        each = np.where(sizes == self.contiguous, lines, np.ceil(lines))
+        each = np.where(actions != COPY, sizes, np.where(sizes == self.contiguous, lines, np.ceil(lines)))
         return float(each.sum()) * self.cols.size * len(self.rows)
 
 

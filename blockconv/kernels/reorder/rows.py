@@ -216,7 +216,10 @@ def _copies(request: Request, quantizations: Quantizations, padding: int, stream
         moves = sum(found.moves(types.dst.itemsize) for found in some)
         seconds = moves * MOVE * m.scalar_seconds() + turns * TURN_CYCLES * m.cycle_seconds()
         if is_reorder or not all(plain):
-            seconds = max(seconds, _converted_seconds(m, written, types))
+            # One by one, elements are converted one by one.
+            seconds = max(
+                _converted_seconds(m, written, types), seconds + _converted_seconds(m, MOVED_LANES * moves, types)
+            )
         return request.seconds(read * types.src.itemsize, written * types.dst.itemsize, seconds, max(1, len(some)))
 
     return Primitive(cost, launches)
@@ -304,15 +307,15 @@ def _transposes(request: Request, quantizations: Quantizations, padding: int, st
         tiles *= math.prod(loop.size for loop in found.outer)
         rows = few if found.shape.flags & (DENSE_SRC | DENSE_DST) else many
         each = few + rows + few * math.log2(max(2, rows))
-        seconds = max(
-            tiles * each * INSTRUCTION_CYCLES * m.cycle_seconds(), _TRANSPOSED * m.move_seconds(read, written)
-        )
-        return request.seconds(0, 0, max(seconds, _converted_seconds(m, dst.size(shape), types)))
+        wide = many * max(types.src.itemsize, types.dst.itemsize) / LINE
+        cycles = tiles * each * (INSTRUCTION_CYCLES + WIDE_CYCLES * wide)
+        seconds = max(cycles * m.cycle_seconds(), _TRANSPOSED * m.move_seconds(read, written))
+        return request.seconds(0, 0, max(seconds, _TURNED * _converted_seconds(m, dst.size(shape), types)))
 
     return Primitive(cost, launches)
 
 
-def _converted_seconds(machine: Machine, elements: int, types: Types) -> float:
+def _converted_seconds(machine: Machine, elements: float, types: Types) -> float:
     """To convert so many elements, which takes longer than to move them where they are in the caches."""
     if types.src.kind == BITS or (types.src.is_packed and types.src == types.dst):
         return 0.0
@@ -321,12 +324,13 @@ def _converted_seconds(machine: Machine, elements: int, types: Types) -> float:
 
 
 SHORT, MOST_RUNS = 256, 8  # bytes of a pixel, and runs of pixels, that are copied by runs
-MOVE = 1.6  # a load, a store and their loop, in scalar moves
+MOVE = 1.0  # a load, a store and their loop, in scalar moves
+MOVED_LANES = 4  # elements of a vector that are converted in the time of one by itself
 TURN_CYCLES = 12  # of an extent of all columns of a row
-INSTRUCTION_CYCLES = 0.9  # of a tile that is transposed
-_TRANSPOSED = 1.1  # beside a copy
+INSTRUCTION_CYCLES, WIDE_CYCLES = 0.4, 0.8  # of a tile that is transposed, and more for vectors of 64 bytes
+_TRANSPOSED, _TURNED = 1.1, 1.2  # beside a copy, and beside a copy that converts
 # For a vector of float32. A division is most of the time to quantize one.
-QUANTIZED_CYCLES, DEQUANTIZED_CYCLES = 12, 4
+QUANTIZED_CYCLES, DEQUANTIZED_CYCLES = 10, 4
 EIGHT_NIBBLES_CYCLES = 3  # to pack eight integers of 4 bits, or unpack them
 
 

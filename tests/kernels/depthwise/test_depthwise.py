@@ -175,16 +175,16 @@ def test_a_task_takes_channels_whose_window_stays_in_the_first_level_cache(on_ma
 
     at, cache = cut(PROBLEMS[MANY]), profile().caches["L1"]
     if target.isa().vector_bytes >= 32:
-        window = 3 * 14 * at.span * at.entry_bytes
-        assert at.span < len(at.runs)
-        assert at.span * at.entry_bytes >= 256
-        assert window <= cache / 2 or (at.span * at.entry_bytes == 256 and window <= 3 * cache / 4)
+        window = 3 * 14 * at.together * at.entry_bytes
+        assert at.together < len(at.runs)
+        assert at.together * at.entry_bytes >= 256
+        assert window <= cache / 2 or (at.together * at.entry_bytes == 256 and window <= 3 * cache / 4)
     else:
-        assert at.span == len(at.runs)
+        assert at.together == len(at.runs)
     few, once = "g24mb1ic24ih9iw14oc24kh3kw3ph1pw1", "g400mb1ic400ih9iw14oc400kh1kw3ph0pw1"
     for other in (few, once, "g400mb1ic400ih99oc400kh3ph1"):
         at = cut(other)  # few channels; rows that are read once; a source beyond the second-level cache
-        assert at.span == len(at.runs)
+        assert at.together == len(at.runs)
 
 
 @pytest.mark.parametrize("on_machine", ["avx512, 1 MiB"], indirect=True)

@@ -1,0 +1,179 @@
+"""A set of many networks in a few tables: means by kind, which is a type with a number of threads.
+
+All are of one processor. A mean over networks has an interval of 95 %, over resamples of families.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from blockconv.core import text
+from blockconv.core.layout import Layout
+
+from ..grid import Grid
+from . import findings, judge
+from .store import Kept
+
+__all__ = ["grids"]
+
+FEWEST = 40  # measurements of a kernel that has a row of its own
+Kinds = dict[str, list[Kept]]
+
+
+def grids(sets: Sequence[Kept]) -> Iterator[Grid]:
+    """All tables."""
+    kinds: Kinds = {}
+    for one in sets:
+        kinds.setdefault(f"{one.machine['dtype']}, {text.threads(one.machine['threads'])}", []).append(one)
+    yield _sizes(kinds)
+    yield _planners(kinds)
+    yield _layouts(kinds)
+    yield _gains(kinds)
+    yield _ranks(kinds)
+    yield _prices({kind: its for kind, its in kinds.items() if its[0].machine["threads"] == 1})
+
+
+def _sizes(kinds: Kinds) -> Grid:
+    """How much there is of each kind."""
+    rows = []
+    for kind, sets in kinds.items():
+        counts, shares = [], []
+        for name in ("candidates", "reorders", "assignments"):
+            counts.append(sum(len(one.tables[name]) for one in sets))
+            shares.append(min(one.graph["coverage"][name] for one in sets))
+        timed = {(one.name, row["key"]) for one in sets for name in ("candidates", "reorders")
+                 for row in one.tables[name] if row["measured_median_s"] is not None}  # fmt: skip
+        nodes, families = sum(len(one.graph["nodes"]) for one in sets), {one.family for one in sets}
+        rows.append((kind, *map(str, (len(sets), len(families), nodes, *counts, len(timed))), f"{min(shares):.0%}"))
+    heads = "kind", "networks", "families", "ops", "candidates", "reorders", "assignments", "kernels and reorders timed"
+    return Grid("Size", (*heads, "least share measured"), rows)
+
+
+def _mean(values: Sequence[float], sets: Sequence[Kept], form: str = ".1f") -> str:
+    low, high = judge.mean_interval(values, [one.family for one in sets])
+    return f"{statistics.fmean(values):{form}} [{low:{form}}, {high:{form}}]"
+
+
+def _planners(kinds: Kinds) -> Grid:
+    """Percent slower than the best measured assignment."""
+    found: dict[str, dict[str, tuple[float, str]]] = {}
+    for kind, sets in kinds.items():
+        each = [{its.name: its.regret for its in judge.regrets(one)} for one in sets]
+        for name in each[0]:
+            known = [(100 * regret, one) for its, one in zip(each, sets, strict=True)
+                     if (regret := its.get(name)) is not None]  # fmt: skip
+            if len(known) == len(sets):
+                values = [value for value, _ in known]
+                found.setdefault(name, {})[kind] = statistics.fmean(values), _mean(values, sets)
+    order = sorted(found, key=lambda name: statistics.fmean(mean for mean, _ in found[name].values()))
+    rows = [(name, *(found[name].get(kind, (0.0, ""))[1] for kind in kinds)) for name in order]
+    return Grid("Planners", ("planner, costs", *kinds), rows)
+
+
+def _layouts(kinds: Kinds) -> Grid:
+    """How many times as long as its fastest candidate an op takes in each layout: geometric means over time."""
+    rows = []
+    for kind, sets in kinds.items():
+        times: dict[str, dict[str, list[float]]] = {}
+        for one in sets:
+            names = [Layout(name).tag for name in one.graph["settings"]["layouts"]]
+            for op, ratios in _slowdowns(one, names):
+                for tag, ratio in zip(names, ratios, strict=True):
+                    if math.isfinite(ratio):
+                        times.setdefault(op, {}).setdefault(tag, []).append(ratio)
+        for op, its in sorted(times.items(), key=lambda item: -max(map(len, item[1].values()))):
+            count = max(map(len, its.values()))
+            if count >= FEWEST:
+                means = (
+                    f"{math.exp(statistics.fmean(map(math.log, its[tag]))):.2f}" if tag in its else "" for tag in names
+                )
+                rows.append((kind, op, str(count), *means))
+    return Grid("Layouts", ("kind", "op", "ops", *(str(Layout(tag)) for tag in names)), rows, (0, 1))
+
+
+def _slowdowns(one: Kept, tags: Sequence[str]) -> Iterator[tuple[str, list[float]]]:
+    """Of each op of `LEAST` seconds or more with kernels in several layouts: its kind, and the ratio in each layout."""
+    nodes = {node["name"]: node for node in one.graph["nodes"]}
+    times: dict[str, list[tuple[set[str], float]]] = {}
+    for row in one.tables["candidates"]:
+        if row["measured_median_s"] is not None:
+            times.setdefault(row["node"], []).append(({*row["srcs"], row["dst"]}, row["measured_median_s"]))
+    for name, found in times.items():
+        best = min(seconds for _, seconds in found)
+        its = [min((seconds for lays, seconds in found if lays == {tag}), default=math.nan) / best for tag in tags]
+        if best >= findings.LEAST and sum(map(math.isfinite, its)) > 1:
+            yield _op(nodes[name]), its
+
+
+def _op(node: dict[str, object]) -> str:
+    """The op, and which kind of convolution it is."""
+    problem = node["problem"]
+    if node["op"] != "conv2d" or not isinstance(problem, dict):
+        return str(node["op"])
+    groups, ic = problem.get("g", 1), problem.get("ic")
+    if groups == 1:
+        return (
+            f"conv2d {problem['kh']}x{problem['kw']}" if problem["kh"] * problem["kw"] in (1, 9) else "conv2d, others"
+        )
+    return "conv2d, depthwise" if groups == ic else "conv2d, grouped"
+
+
+def _gains(kinds: Kinds) -> Grid:
+    """What planning gains over the best fixed layout, by sums of measured parts."""
+    rows = []
+    for kind, sets in kinds.items():
+        pairs = [(its, one) for one in sets if (its := findings.gain(one)) is not None]
+        own = [one for _, one in pairs]
+        over = [100 * (its.fixed / its.optimum - 1) for its, _ in pairs]
+        free = [100 * (its.fixed / its.free - 1) for its, _ in pairs]
+        level = [100 * its.level for its, _ in pairs]
+        most = int(np.argmax(over))
+        moves = statistics.median(its.moves for its, _ in pairs)
+        best: dict[str, int] = {}
+        for its, _ in pairs:
+            best[its.layout] = best.get(its.layout, 0) + 1
+        shown = ", ".join(
+            f"{findings._layout(tag)} {count}" for tag, count in sorted(best.items(), key=lambda x: -x[1])
+        )
+        cells = _mean(over, own), f"{over[most]:.1f} ({own[most].network})", _mean(free, own), f"{moves:g}"
+        rows.append((kind, *cells, _mean(level, own, ".0f"), shown))
+    heads = ("kind", "% over the optimum", "largest", "% over free reorders", "reorders of the optimum, median",
+             "% of time in level ops", "best fixed layout of how many networks")  # fmt: skip
+    return Grid("Gains", heads, rows)
+
+
+def _ranks(kinds: Kinds) -> Grid:
+    """How costs rank measured assignments."""
+    rows = []
+    for kind, sets in kinds.items():
+        for row in judge.score_grid(kind, sets).rows:
+            if row[0].startswith("mean of"):
+                rows.append((kind, *row[2:3], *row[4:]))
+    return Grid("Ranks", ("kind", "costs", *judge.QUALITIES), rows, (0, 1))
+
+
+def _prices(kinds: Kinds) -> Grid:
+    """Geometric mean error and median ratio of prices, by kernel and kind, on one thread: they are for one."""
+    found: dict[str, dict[str, list[findings.Priced]]] = {}
+    for kind, sets in kinds.items():
+        for one in findings.priced(sets):
+            for name in ("all", one.kernel):
+                found.setdefault(name, {}).setdefault(kind, []).append(one)
+    rows = []
+    for name, its in sorted(found.items(), key=lambda item: -sum(map(len, item[1].values()))):
+        count = sum(map(len, its.values()))
+        if count >= FEWEST:
+            cells = [_priced(its.get(kind, [])) for kind in kinds]
+            rows.append((name, str(count), *cells))
+    return Grid("Prices", ("kernel", "measured", *kinds), rows)
+
+
+def _priced(found: Sequence[findings.Priced]) -> str:
+    """The geometric mean error, and the median of predicted over measured."""
+    if not found:
+        return ""
+    return f"{findings.geometric_error(found):.2f} ({statistics.median(one.ratio for one in found):.2f})"
