@@ -163,7 +163,7 @@ PART_CYCLES = 60.0  # that it takes more where not all of its channels exist
 SCATTERED_CYCLES = 1.5  # to move an element by itself
 ZEROED_CYCLES = 6.0  # to write a vector of a pixel's padding
 PART_SQUARES = 2.5  # that one takes as long as to transpose where its pixels or channels are masked
-ROW_CYCLES, PLANE_ROW_CYCLES = 90.0, 8.0  # that a row takes beside its vectors: of pixels with channels, and of a plane
+ROW_CYCLES, PLANE_ROW_CYCLES = 90.0, 5.0  # that a row takes beside its vectors: of pixels with channels, and of a plane
 BLOCK_CYCLES = 40.0  # that a task takes for each of its blocks of output channels, beside their tiles
 
 
@@ -212,7 +212,7 @@ def _transposed_cycles(lanes: int, shuffle: float, columns: int, ic: int, channe
 
 def _strided_cycles(lanes: int, shuffle: float, columns: int, stride: int) -> float:
     """To pack so many columns of a row of a plane: vectors are shuffled, or their elements loaded, if that is less."""
-    return PLANE_ROW_CYCLES + -(-columns // lanes) * min((4 + 2 * stride) * shuffle, 4 * lanes)
+    return PLANE_ROW_CYCLES + -(-columns // lanes) * min((2 + 2.5 * stride) * shuffle, 4 * lanes)
 
 
 def _step_cycles(machine: Machine, tile: _Tile, itemsize: int, overlap: bool) -> float:

@@ -327,6 +327,8 @@ def _cost(request: Request, at: DepthwiseBlocking) -> float:
         # Neighbours share fewer loads with a stride, while vectors are channels.
         alone = (min(p.sw, p.kw) - 1) * (1 - 1 / at.unrolled) / p.kw * (at.columns == 0)
         product *= (1 + UNSHARED * alone) * (1 if at.taps else 3)
+        # A tile of a block begins anew for each; where pixels hold all channels, it goes on with the next of them.
+        output *= 1 + (at.columns == 0 and request.source.length < NO_BLOCK)
         computed = products * product + products / (p.kh * p.kw) * output
         computed *= _WIDENED if types.src.is_half else 1
     return m.launch_seconds() + (max(computed, moved) + stored + waiting_seconds(request)) / request.threads
