@@ -2,6 +2,8 @@
 
 python examples/rank_layouts.py [FOLDER] [SECONDS]     needs PyTorch; SECONDS of training for each held-out part (20)
 
+FOLDER is a set, or one of its runs: a machine with a type and a number of threads.
+
 An assignment's score is a sum over the nodes of its graph, as a time is. A node's part depends on the op, the layouts
 that it reads and writes, on its kernel, and on its neighbours' (GraphSAGE). It learns from pairs of assignments of one
 network: the faster one has to have the smaller score. Networks of the held-out families are in no pair.
@@ -17,13 +19,18 @@ from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH, LAYERS, PARTS = 64, 3, 3
-FAMILIES = ("resne", "mobilenet", "efficientnet", "shufflenet", "squeezenet", "inception", "unet")  # of names, by parts
-MOBILE = {"efficientnet": "mobilenet"}  # built of the same blocks
+FAMILIES = {  # of networks, by parts of their names; the first that fits
+    "residual": "resne regnet gernet dla dpn hrnet",
+    "mobile": "mobile efficientnet mnasnet fbnet hardcorenas mixnet lcnet ghostnet",
+    "dense": "densenet rdnet vovnet hgnet",
+    "detectors": "yolo darknet detector",
+    "transformers": "vit deit swin coat next former mamba mixer fasternet starnet",
+    **{name: name for name in ("shufflenet", "squeezenet", "inception", "unet", "vgg")},
+}
 
 
 def family(name):
-    found = next((part for part in FAMILIES if part in name), name)
-    return MOBILE.get(found, found)
+    return next((of for of, parts in FAMILIES.items() if any(part in name for part in parts.split())), name)
 
 
 class Graphs:
@@ -32,9 +39,12 @@ class Graphs:
     def __init__(self, folder):
         self.vocabulary = {"layouts": {}, "kernels": {}, "opcodes": {}}
         self.graphs = {}
-        for path in sorted(folder.glob("*/*/tpugraphs.npz")):
+        paths = sorted(folder.rglob("tpugraphs.npz"))
+        several = len({path.parent.parent for path in paths}) > 1  # runs, which have networks of the same names
+        for path in paths:
             with np.load(path) as arrays:
-                self.graphs[path.parent.name] = self.read(dict(arrays))
+                of_run = f", {path.parent.parent.name}" * several
+                self.graphs[path.parent.name + of_run] = self.read(dict(arrays))
 
     def numbers(self, kind, names):
         known = self.vocabulary[kind]
