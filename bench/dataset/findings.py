@@ -23,7 +23,20 @@ from . import planners
 from .problems import COSTS, Costs, problem_of
 from .store import Kept
 
-__all__ = ["LEAST", "WRONG", "Gain", "Priced", "gain", "geometric_error", "grids", "kendall", "priced", "tau"]
+__all__ = [
+    "LEAST",
+    "WRONG",
+    "Gain",
+    "Priced",
+    "gain",
+    "geometric_error",
+    "grids",
+    "kendall",
+    "layout_name",
+    "priced",
+    "slowdowns",
+    "tau",
+]
 
 LEAST = 10e-6  # seconds
 WRONG = 1.3  # predicted over measured, or measured over predicted: a price is wrong by more
@@ -87,7 +100,7 @@ def _gain_grid(sets: Sequence[Kept]) -> Grid:
     for one in sets:
         if its := gain(one):
             shares = (f"{its.fixed / seconds - 1:.1%}" for seconds in (its.optimum, its.free))
-            cells = _layout(its.layout), time_text(its.fixed * 1e9), *shares, str(its.moves)
+            cells = layout_name(its.layout), time_text(its.fixed * 1e9), *shares, str(its.moves)
             rows.append((one.network, *cells, f"{its.reorders / its.optimum:.1%}", f"{its.level:.0%}"))
     heads = (
         "network",
@@ -102,10 +115,26 @@ def _gain_grid(sets: Sequence[Kept]) -> Grid:
     return Grid("What planning can gain over the best fixed layout, by sums of measured parts", heads, rows, (0, 1))
 
 
-def _layout(tag: str) -> str:
+def layout_name(tag: str) -> str:
     """The name of a layout of images; any other tag as it is."""
     layout = Layout(tag)
     return str(layout) if layout.ndim == 4 else tag
+
+
+def slowdowns(one: Kept, tags: Sequence[str]) -> Iterator[tuple[str, float, list[float]]]:
+    """(node, seconds of its fastest candidate, how many times as long it takes in each layout) of ops with a choice.
+
+    A layout's candidates read and write it alone; NaN where a node has none.
+    """
+    times: dict[str, list[tuple[set[str], float]]] = {}
+    for row in one.tables["candidates"]:
+        if row["measured_median_s"] is not None:
+            times.setdefault(row["node"], []).append(({*row["srcs"], row["dst"]}, row["measured_median_s"]))
+    for name, found in times.items():
+        best = min(seconds for _, seconds in found)
+        its = [min((seconds for lays, seconds in found if lays == {tag}), default=math.nan) / best for tag in tags]
+        if sum(map(math.isfinite, its)) > 1:
+            yield name, best, its
 
 
 # ---------------------------------------------------------------- prices
@@ -211,8 +240,8 @@ def _wrong_grid(sets: Sequence[Kept]) -> Grid:
     rows = [
         (
             its[0].kernel,
-            _layout(its[0].src),
-            _layout(its[0].dst),
+            layout_name(its[0].src),
+            layout_name(its[0].dst),
             str(len(its)),
             f"{_middle(its):.2f}",
             f"{geometric_error(its):.2f}",

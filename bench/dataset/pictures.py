@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +12,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import element
 
 from ..plots import TEXT, svg
-from . import judge
+from . import findings, judge
 from .store import Kept
 
 __all__ = ["figures"]
@@ -39,7 +38,8 @@ def _layouts(sets: Sequence[Kept]) -> Figure:
     every = figure.subplots(len(sets), 1, squeeze=False)[:, 0]
     for axes, one in zip(every, sets, strict=True):
         names = list(dict.fromkeys(layout for layout in one.graph["settings"]["layouts"]))
-        ratios = _slowdowns(one, [Layout(name).tag for name in names])
+        found = findings.slowdowns(one, [Layout(name).tag for name in names])
+        ratios = np.array([its for _, _, its in found]).reshape(-1, len(names))
         image = axes.imshow(ratios.T, aspect="auto", cmap="YlOrRd", vmin=1, vmax=MOST, interpolation="nearest")
         axes.set_facecolor("#dfe3e8")
         axes.set_yticks(range(len(names)), names, fontsize=TEXT)
@@ -50,21 +50,6 @@ def _layouts(sets: Sequence[Kept]) -> Figure:
     bar.set_label("time over the fastest candidate's", fontsize=TEXT)
     bar.ax.tick_params(labelsize=TEXT)
     return figure
-
-
-def _slowdowns(one: Kept, tags: Sequence[str]) -> np.ndarray:
-    """(ops, layouts): the best time of candidates that read and write a layout, over the best time of all."""
-    times: dict[str, list[tuple[set[str], float]]] = {}
-    for row in one.tables["candidates"]:
-        if row["measured_median_s"] is not None:
-            times.setdefault(row["node"], []).append(({*row["srcs"], row["dst"]}, row["measured_median_s"]))
-    rows = []
-    for found in times.values():
-        best = min(seconds for _, seconds in found)
-        its = [min((seconds for lays, seconds in found if lays == {tag}), default=math.nan) / best for tag in tags]
-        if sum(map(math.isfinite, its)) > 1:
-            rows.append(its)
-    return np.array(rows).reshape(-1, len(tags))
 
 
 def _reorders(sets: Sequence[Kept]) -> Figure:

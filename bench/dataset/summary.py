@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -81,10 +82,11 @@ def _layouts(kinds: Kinds) -> Grid:
         times: dict[str, dict[str, list[float]]] = {}
         for one in sets:
             names = [Layout(name).tag for name in one.graph["settings"]["layouts"]]
-            for op, ratios in _slowdowns(one, names):
+            ops = {node["name"]: _op(node) for node in one.graph["nodes"]}
+            for node, seconds, ratios in findings.slowdowns(one, names):
                 for tag, ratio in zip(names, ratios, strict=True):
-                    if math.isfinite(ratio):
-                        times.setdefault(op, {}).setdefault(tag, []).append(ratio)
+                    if seconds >= findings.LEAST and math.isfinite(ratio):
+                        times.setdefault(ops[node], {}).setdefault(tag, []).append(ratio)
         for op, its in sorted(times.items(), key=lambda item: -max(map(len, item[1].values()))):
             count = max(map(len, its.values()))
             if count >= FEWEST:
@@ -95,31 +97,15 @@ def _layouts(kinds: Kinds) -> Grid:
     return Grid("Layouts", ("kind", "op", "ops", *(str(Layout(tag)) for tag in names)), rows, (0, 1))
 
 
-def _slowdowns(one: Kept, tags: Sequence[str]) -> Iterator[tuple[str, list[float]]]:
-    """Of each op of `LEAST` seconds or more with kernels in several layouts: its kind, and the ratio in each layout."""
-    nodes = {node["name"]: node for node in one.graph["nodes"]}
-    times: dict[str, list[tuple[set[str], float]]] = {}
-    for row in one.tables["candidates"]:
-        if row["measured_median_s"] is not None:
-            times.setdefault(row["node"], []).append(({*row["srcs"], row["dst"]}, row["measured_median_s"]))
-    for name, found in times.items():
-        best = min(seconds for _, seconds in found)
-        its = [min((seconds for lays, seconds in found if lays == {tag}), default=math.nan) / best for tag in tags]
-        if best >= findings.LEAST and sum(map(math.isfinite, its)) > 1:
-            yield _op(nodes[name]), its
-
-
-def _op(node: dict[str, object]) -> str:
+def _op(node: dict[str, Any]) -> str:
     """The op, and which kind of convolution it is."""
     problem = node["problem"]
-    if node["op"] != "conv2d" or not isinstance(problem, dict):
+    if node["op"] != "conv2d" or problem is None:
         return str(node["op"])
-    groups, ic = problem.get("g", 1), problem.get("ic")
-    if groups == 1:
-        return (
-            f"conv2d {problem['kh']}x{problem['kw']}" if problem["kh"] * problem["kw"] in (1, 9) else "conv2d, others"
-        )
-    return "conv2d, depthwise" if groups == ic else "conv2d, grouped"
+    if problem["g"] > 1:
+        return "conv2d, depthwise" if problem["g"] == problem["ic"] else "conv2d, grouped"
+    taps = problem["kh"], problem["kw"]
+    return "conv2d, {}x{}".format(*taps) if taps in ((1, 1), (3, 3)) else "conv2d, others"
 
 
 def _gains(kinds: Kinds) -> Grid:
@@ -137,7 +123,7 @@ def _gains(kinds: Kinds) -> Grid:
         for its, _ in pairs:
             best[its.layout] = best.get(its.layout, 0) + 1
         shown = ", ".join(
-            f"{findings._layout(tag)} {count}" for tag, count in sorted(best.items(), key=lambda x: -x[1])
+            f"{findings.layout_name(tag)} {count}" for tag, count in sorted(best.items(), key=lambda x: -x[1])
         )
         cells = _mean(over, own), f"{over[most]:.1f} ({own[most].network})", _mean(free, own), f"{moves:g}"
         rows.append((kind, *cells, _mean(level, own, ".0f"), shown))
@@ -150,10 +136,17 @@ def _ranks(kinds: Kinds) -> Grid:
     """How costs rank measured assignments."""
     rows = []
     for kind, sets in kinds.items():
-        for row in judge.score_grid(kind, sets).rows:
-            if row[0].startswith("mean of"):
-                rows.append((kind, *row[2:3], *row[4:]))
-    return Grid("Ranks", ("kind", "costs", *judge.QUALITIES), rows, (0, 1))
+        for costs in judge.COSTS:
+            each = [judge.ranked(one, judge.COSTS[costs]) for one in sets]
+            known = [(sums, seconds, one) for (sums, seconds), one in zip(each, sets, strict=True) if len(sums) >= 3]
+            cells = []
+            for quality, form in judge.QUALITIES.values():
+                scale = 100 if form.endswith("%") else 1
+                values = [scale * quality(sums, seconds) for sums, seconds, _ in known]
+                cells.append(_mean(values, [one for *_, one in known], ".1f" if scale > 1 else ".2f"))
+            rows.append((kind, costs, *cells))
+    heads = [name + ", %" * form.endswith("%") for name, (_, form) in judge.QUALITIES.items()]
+    return Grid("Ranks", ("kind", "costs", *heads), rows, (0, 1))
 
 
 def _prices(kinds: Kinds) -> Grid:

@@ -320,7 +320,7 @@ def _scratch(
     images: of a vector; products are then stored channel by channel, each of all tiles.
     """
     m, vector = form.m, lanes * ITEMSIZE
-    patch = HEADER_BYTES + 2 * m * m * vector
+    patch = HEADER_BYTES + max(m * m, lanes) * vector  # a tile of outputs, or of pixels of planes, is before it
     pixels = form.positions, window.height * window.leading, m * ROW_PIXELS  # of the source, of the destination
     v = patch + odd_lines(max(pixels) * vector)
     v_position, products_position = odd_lines(tiles * sources * vector), odd_lines(tiles * products * vector)

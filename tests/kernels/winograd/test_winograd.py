@@ -139,6 +139,16 @@ def test_epilogue(m, stride, act):
 
 
 @pytest.mark.isa
+@pytest.mark.parametrize("size", [18, 21, 40])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_pixels_that_are_stored_twice_are_activated_once(stride, size):
+    """The last vector of a row of planes is moved back over pixels that are stored already. A computed activation is
+    not its own repetition, as a bound is."""
+    p = strided(problem(20, size * stride, 20), stride)
+    check(row(2), p, "NCHW", "NCHW", data(p, "floats", act="gelu"), "gelu")
+
+
+@pytest.mark.isa
 @pytest.mark.parametrize("p", GROUPS, ids=Conv2dProblem.descriptor)
 @pytest.mark.sampled(3)
 def test_groups(p):
