@@ -26,8 +26,8 @@ pytest.importorskip("onnx")
 
 import onnx
 
-from bench import timing
-from bench.dataset import collect, findings, judge, page, pictures, planners, probe, schema, store, tpugraphs
+from bench import networks, timing
+from bench.dataset import collect, findings, judge, page, pictures, planners, probe, schema, store, summary, tpugraphs
 from bench.networks.builder import Builder
 from bench.peers import Variant
 from bench.workers import PeerError
@@ -422,6 +422,27 @@ def test_sets_of_two_machines_merge(exported: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_archive_is_a_set(exported: Path, tmp_path: Path) -> None:
+    archive = Path(shutil.make_archive(str(tmp_path / "set"), "xztar", exported))
+    (packed,), (plain,) = store.kept(archive), store.kept(exported)
+    assert packed == plain
+    titles = [grid.title for grid in summary.grids([packed])]
+    assert titles == ["Size", "Planners", "Layouts", "Gains", "Ranks", "Prices"]
+
+
+def test_a_family_is_told_by_the_longest_beginning_of_a_name() -> None:
+    known = {
+        "resnet18": "residual",
+        "inception_v3": "inception",
+        "inception_next_atto": "transformers",
+        "mobilenetv4": "inverted residual",
+        "pose_shufflenetv2": "shufflenet",
+        "mine": "mine",
+    }
+    assert {name: networks.family(name) for name in known} == known
+
+
+@pytest.mark.slow
 def test_another_version_is_refused(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.merge(tmp_path, [exported])
     monkeypatch.setattr(schema, "VERSION", 2)
@@ -533,6 +554,14 @@ def test_the_sample_is_complete_and_sound() -> None:
 def test_the_datasheet_shows_the_tables_of_the_sample() -> None:
     pytest.importorskip("pyarrow")
     assert page.filled(ROOT) == (ROOT / page.PAGE).read_text(encoding="utf-8"), "run python -m bench tables"
+
+
+@pytest.mark.slow
+def test_the_datasheet_shows_the_tables_of_the_set() -> None:
+    pytest.importorskip("pyarrow")
+    text = (ROOT / page.PAGE).read_text(encoding="utf-8")
+    assert page.with_set(ROOT, text) == text, "run python -m bench tables"
+    assert (ROOT / page.ARCHIVE).stat().st_size < 20e6
 
 
 def test_pictures_show_every_network_and_planner() -> None:
