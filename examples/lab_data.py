@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-SAMPLE = Path(__file__).parent.parent / "bench" / "results" / "lab-data"
-folder = Path(sys.argv[1]) if len(sys.argv) > 1 else SAMPLE
-
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "bench/results/lab-data")
 plans = []
 for path in sorted(folder.glob("*/*/assignments.parquet")):
     table = pd.read_parquet(path).dropna(subset=["measured_median_s"])

@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 REMEDY = "Delete as much as you add; else raise the limit in a commit of its own, which gives the reason."
-LINES_OF_THE_PACKAGE = 65_372
+LINES_OF_THE_PACKAGE = 65_379
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -40,11 +40,11 @@ BUDGET = {
     "filters": 7_071, "frontends": 11, "frontends/onnx": 42_934, "frontends/torch": 41_078, "jit": 16_797,
     "kernels": 6_041, "kernels/axis": 1_175, "kernels/common": 33_360, "kernels/conv": 37_296,
     "kernels/depthwise": 28_299, "kernels/dynamic": 1_549, "kernels/eltwise": 4_426, "kernels/indexed": 2_250,
-    "kernels/norm": 8_588, "kernels/pool": 23_084, "kernels/product": 7_229, "kernels/recurrent": 2_424,
-    "kernels/reduce": 2_963, "kernels/reorder": 11_240, "kernels/resize": 4_834, "kernels/winograd": 12_891,
+    "kernels/norm": 8_588, "kernels/pool": 23_148, "kernels/product": 7_229, "kernels/recurrent": 2_424,
+    "kernels/reduce": 2_963, "kernels/reorder": 11_240, "kernels/resize": 4_834, "kernels/winograd": 12_894,
     "machine": 3_200, "network": 99_543, "nopython": 3_931, "onnxruntime": 5_668, "runtime": 5_584, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 488_140
+TOKENS_OF_THE_PACKAGE = 488_207
 # Capitalised names that three modules or more import. A reader has to learn each of them.
 SHARED_NAMES = 219
 

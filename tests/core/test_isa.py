@@ -67,7 +67,7 @@ ONE_TAP = """
 from blockconv.kernels.depthwise.kernels import depthwise_pixels
 # Rows of 5 pixels of 16 signed bytes, of which one tap finds the image, as NCHW16 has them.
 spec = [64, 16, 1, 16, 2, 5, 1, 1, 1, 0, 1, 64, 0, 1, 0, 20, 0, 0, 0, 17, 1, 0, 0, 0,
-        80, 80, 16, 1, 1, 1, 0, 0, 80, 320, 64, 0, 0, 1]
+        80, 80, 16, 1, 1, 1, 0, 80, 320, 64, 0, 0, 1]
 print("vpermb" in depthwise_pixels.compile(*spec).code.asm())
 """
 

@@ -166,6 +166,7 @@ class PoolBlocking:
     For packed integers, problem and layouts are over pairs of channels.
 
     is_odd: the last pair has one channel.
+    anchor: the problem whose kernels this one shares where it can, as `Request` has it.
     """
 
     problem: Any  # a Problem
@@ -176,6 +177,7 @@ class PoolBlocking:
     threads: int = 1
     quantizations: tuple[Quantization, Quantization] | None = None  # of source and destination, of integers
     is_odd: bool = False
+    anchor: Any = None
 
     @property
     def in_pairs(self) -> PoolBlocking:
@@ -460,6 +462,9 @@ def _shuffled_tiles(b: PoolBlocking) -> list[PoolTile]:
     lanes, outputs = b.lanes, b.problem.ow * b.view.inner
     period, most = math.lcm(b.view.inner, lanes) // lanes, min(b.machine.isa.registers - SPARE, MOST_PICKED)
     choices = {-(-outputs // lanes), *range(period, min(MASK_VECTORS, outputs // lanes) + 1, period)}
+    if b.anchor is not None:  # the anchor's tile, or the least
+        own = replace(b, problem=b.anchor, anchor=None)
+        choices &= {min(choices), *(shuffled_tile(own).vectors for _ in _shuffled_tiles(own)[:1])}
     tiles = [_shuffled_tile(b, vectors) for vectors in sorted(choices) if vectors <= MASK_VECTORS]
     return [tile for tile in tiles if tile.span(lanes) <= most]
 

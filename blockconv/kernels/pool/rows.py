@@ -379,7 +379,9 @@ def _row(
             return "does not change the layout"
         if types.src.is_packed and (reason := why_not_packed(src, problem.ic, 1)):
             return reason
-        b = PoolBlocking(problem, src, dst, types.src, request.machine, request.threads, quantizations)
+        b = PoolBlocking(
+            problem, src, dst, types.src, request.machine, request.threads, quantizations, anchor=request.anchor
+        )
         b = b.in_pairs if types.src.is_packed else b
         return unsolved(b, types) or Primitive(lambda: priced(b), lambda: [op_of(b)], blocking=b)
 
