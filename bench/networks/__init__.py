@@ -89,6 +89,7 @@ FAMILIES = {
         "convmixer", "fasternet", "starnet", "repvit",
     ),
     "shufflenet": ("shufflenet", "pose_shufflenet"),
+    "squeezenet": ("squeezenet",),
     "sound": ("vocoder", "vad"),
 }  # fmt: skip
 
