@@ -35,6 +35,7 @@ __all__ = [
     "judged",
     "main_grid",
     "mean_interval",
+    "mean_score",
     "problem_of",
     "ranked",
     "regrets",
@@ -281,6 +282,11 @@ class Score(NamedTuple):
         return f"{value} [{low}, {high}]"
 
 
+def mean_score(values: Sequence[float], families: Sequence[str], seed: int = 0) -> Score:
+    """The mean over networks, of these families, with its interval."""
+    return Score(statistics.fmean(values), *mean_interval(values, families, seed))
+
+
 # How a cost model ranks the measured assignments of a network: a function of (costs, seconds), and its form in a table.
 QUALITIES: Mapping[str, tuple[Callable[[np.ndarray, np.ndarray], float], str]] = {
     "Kendall's tau": (kendall, ".2f"),
@@ -340,7 +346,7 @@ def _score_rows(sets: Sequence[Kept], costs: Mapping[str, Mapping[str, Costs]], 
         found = {}
         for name in QUALITIES:
             values = [scored[name].value for _, scored in each]
-            found[name] = Score(statistics.fmean(values), *mean_interval(values, families, seed))
+            found[name] = mean_score(values, families, seed)
         yield f"mean of {len(each)} networks", f"{len(set(families))} families", what, "", *_cells(found)
 
 

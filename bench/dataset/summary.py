@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from .store import Kept
 
 __all__ = ["grids"]
 
-FEWEST = 40  # measurements of a kernel that has a row of its own
+FEWEST = 40  # measurements of a kernel, or ops of a kind, that have a row of their own
 Kinds = dict[str, list[Kept]]
 
 
@@ -54,29 +55,26 @@ def _sizes(kinds: Kinds) -> Grid:
     return Grid("Size", (*heads, "least share measured"), rows)
 
 
-def _mean(values: Sequence[float], sets: Sequence[Kept], form: str = ".1f") -> str:
-    low, high = judge.mean_interval(values, [one.family for one in sets])
-    return f"{statistics.fmean(values):{form}} [{low:{form}}, {high:{form}}]"
+def _mean(values: Sequence[float], sets: Sequence[Kept]) -> judge.Score:
+    return judge.mean_score(values, [one.family for one in sets])
 
 
 def _planners(kinds: Kinds) -> Grid:
     """Percent slower than the best measured assignment."""
-    found: dict[str, dict[str, tuple[float, str]]] = {}
+    found: dict[str, dict[str, judge.Score]] = {}
     for kind, sets in kinds.items():
         each = [{its.name: its.regret for its in judge.regrets(one)} for one in sets]
         for name in each[0]:
-            known = [(100 * regret, one) for its, one in zip(each, sets, strict=True)
-                     if (regret := its.get(name)) is not None]  # fmt: skip
-            if len(known) == len(sets):
-                values = [value for value, _ in known]
-                found.setdefault(name, {})[kind] = statistics.fmean(values), _mean(values, sets)
-    order = sorted(found, key=lambda name: statistics.fmean(mean for mean, _ in found[name].values()))
-    rows = [(name, *(found[name].get(kind, (0.0, ""))[1] for kind in kinds)) for name in order]
+            values = [100 * regret for its in each if (regret := its.get(name)) is not None]
+            if len(values) == len(sets):
+                found.setdefault(name, {})[kind] = _mean(values, sets)
+    order = sorted(found, key=lambda name: statistics.fmean(score.value for score in found[name].values()))
+    rows = [(name, *(found[name][kind].text(".1f") if kind in found[name] else "" for kind in kinds)) for name in order]
     return Grid("Planners", ("planner, costs", *kinds), rows)
 
 
 def _layouts(kinds: Kinds) -> Grid:
-    """How many times as long as its fastest candidate an op takes in each layout: geometric means over time."""
+    """How many times as long as its fastest candidate an op takes in each layout: geometric means over ops."""
     rows = []
     for kind, sets in kinds.items():
         times: dict[str, dict[str, list[float]]] = {}
@@ -90,9 +88,7 @@ def _layouts(kinds: Kinds) -> Grid:
         for op, its in sorted(times.items(), key=lambda item: -max(map(len, item[1].values()))):
             count = max(map(len, its.values()))
             if count >= FEWEST:
-                means = (
-                    f"{math.exp(statistics.fmean(map(math.log, its[tag]))):.2f}" if tag in its else "" for tag in names
-                )
+                means = (f"{statistics.geometric_mean(its[tag]):.2f}" if tag in its else "" for tag in names)
                 rows.append((kind, op, str(count), *means))
     return Grid("Layouts", ("kind", "op", "ops", *(str(Layout(tag)) for tag in names)), rows, (0, 1))
 
@@ -119,14 +115,11 @@ def _gains(kinds: Kinds) -> Grid:
         level = [100 * its.level for its, _ in pairs]
         most = int(np.argmax(over))
         moves = statistics.median(its.moves for its, _ in pairs)
-        best: dict[str, int] = {}
-        for its, _ in pairs:
-            best[its.layout] = best.get(its.layout, 0) + 1
-        shown = ", ".join(
-            f"{findings.layout_name(tag)} {count}" for tag, count in sorted(best.items(), key=lambda x: -x[1])
-        )
-        cells = _mean(over, own), f"{over[most]:.1f} ({own[most].network})", _mean(free, own), f"{moves:g}"
-        rows.append((kind, *cells, _mean(level, own, ".0f"), shown))
+        best = Counter(findings.layout_name(its.layout) for its, _ in pairs).most_common()
+        shown = ", ".join(f"{layout} {count}" for layout, count in best)
+        over_optimum, of_free = (_mean(values, own).text(".1f") for values in (over, free))
+        cells = over_optimum, f"{over[most]:.1f} ({own[most].network})", of_free, f"{moves:g}"
+        rows.append((kind, *cells, _mean(level, own).text(".0f"), shown))
     heads = ("kind", "% over the optimum", "largest", "% over free reorders", "reorders of the optimum, median",
              "% of time in level ops", "best fixed layout of how many networks")  # fmt: skip
     return Grid("Gains", heads, rows)
@@ -143,7 +136,7 @@ def _ranks(kinds: Kinds) -> Grid:
             for quality, form in judge.QUALITIES.values():
                 scale = 100 if form.endswith("%") else 1
                 values = [scale * quality(sums, seconds) for sums, seconds, _ in known]
-                cells.append(_mean(values, [one for *_, one in known], ".1f" if scale > 1 else ".2f"))
+                cells.append(_mean(values, [one for *_, one in known]).text(".1f" if scale > 1 else ".2f"))
             rows.append((kind, costs, *cells))
     heads = [name + ", %" * form.endswith("%") for name, (_, form) in judge.QUALITIES.items()]
     return Grid("Ranks", ("kind", "costs", *heads), rows, (0, 1))
