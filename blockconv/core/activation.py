@@ -24,7 +24,8 @@ from blockconv.core.types import Array
 class ActivationKind:
     """A kernel is compiled for no activation, a clip in registers, any other activation, or any of `FUNCTIONS`.
 
-    The last two are chosen by their number at run time. Element-wise kernels alone have FUNCTION.
+    The last two are chosen by their number at run time. Element-wise kernels alone have FUNCTION. A convolution of
+    floats is compiled for OTHER, and may end with any activation, or none.
     """
 
     NONE, CLIP, OTHER, FUNCTION = range(4)

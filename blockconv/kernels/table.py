@@ -133,8 +133,14 @@ class Epilogue(NamedTuple):
     rounding: int = 0
     shifted: int = 0
 
-    def kind(self, types: Types) -> int:
-        """The activation that a kernel is compiled for: one that bounds 8 bits is part of their bounds."""
+    def kind(self, types: Types, store_width: int) -> int:
+        """The activation that a kernel is compiled for.
+
+        Bounds clip 8 bits. Floats have one kernel for any activation, except that planes, which are clipped after they
+        are transposed, have another for those that are computed. store_width: as in `Tile`.
+        """
+        if types.dst.is_float:
+            return max(self.activation, ActivationKind.CLIP) if store_width == 1 else ActivationKind.OTHER
         bounded = self.activation == ActivationKind.CLIP and types.dst.itemsize == 1
         return 0 if bounded else self.activation
 

@@ -17,9 +17,9 @@ from llvmlite import ir
 
 from blockconv.core.activation import ActivationKind
 from blockconv.core.python import zipped
-from blockconv.jit.ir import I32, const, constants, counted, join, load_i64, shuffle, transpose
+from blockconv.jit.ir import I32, const, constants, join, load_i64, shuffle, transpose
 from blockconv.jit.values import alloca_once, build, truth
-from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
+from blockconv.kernels.common.activation import clip, compute
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import (
     EpilogueArguments,
@@ -80,11 +80,7 @@ class TileEpilogue:
         planes, count = self.store_width == 1, len(accs) // self.tile.rows
         if not self.finishes_planes:
             self.add_residual(accs)
-            if self.act == ActivationKind.CLIP:
-                self.clip(accs)
-            elif self.act == ActivationKind.OTHER:
-                self.activate_in_scratch(accs)
-                self.divide(accs)
+            self.activate(accs)
         for row in range(self.tile.rows):
             base = self.out.dst + row * self.out.dst_row
             values = self.converted(self.v.loaded(accs[row * count : (row + 1) * count]))
@@ -110,8 +106,6 @@ class TileEpilogue:
             if is_summed:
                 added = self.load_vectors(self.residual_row(row), row, first, len(slots))
                 values = [self.with_residual(x, value) for x, value in zipped(values, added)]
-            if self.act == ActivationKind.CLIP:
-                values = self.clipped(values)
             self.store_vectors(self.converted(values), base, row, first // self.parts)
 
     @property
@@ -144,27 +138,15 @@ class TileEpilogue:
 
     # ------------------------------------------------------------ activation
 
+    def activate(self, slots: list[Any]) -> None:
+        self.clip(slots)
+        if self.act == ActivationKind.OTHER:
+            compute(self.v, slots, self.out)
+            self.divide(slots)
+
     def clip(self, slots: list[Any]) -> None:
-        """Clip the vectors, if `Output.clips` says so."""
-        clips = self.out.clips
-        with self.where(None if clips is None else truth(clips)):
-            for slot, value in zipped(slots, self.clipped(self.v.loaded(slots))):
-                slot.held = value
-
-    def clipped(self, values: list[Any]) -> list[Any]:
-        low, high = (self.v.splat(bound) for bound in parameters_at(self.v, self.out.activation))
-        return [self.v.clip(x, low, high) for x in values]
-
-    def activate_in_scratch(self, accs: list[Any]) -> None:
-        """Apply a transcendental activation in a loop over the spilled tile: its code stands once, not 28 times."""
-        v, scratch = self.v, self.out.scratch
-        v.spill(accs, scratch)
-        parameters = list(parameters_at(v, self.out.activation))
-        number = ActivationArguments.load(self.out.activation).number
-        with counted(const(len(accs))) as n:
-            at = scratch + n * v.bytes
-            v.store(activate(v, v.load(at), number, parameters), at)
-        v.restore(accs, scratch)
+        if self.act != ActivationKind.NONE and not self.args:
+            clip(self.v, slots, self.out.activation)
 
     def divide(self, slots: list[Any]) -> None:
         """Convert to multiples of the destination's scale, where scales did not do it: see `requantize.py`."""
@@ -307,8 +289,7 @@ class TileEpilogue:
                 residual = self.planes(base + self.out.residual, limit)
                 for slot, (at, in_bounds) in zipped(slots, residual):
                     slot.held += v.load(at, self.plane_mask(len(pixels), in_bounds))
-            if self.act == ActivationKind.CLIP:
-                self.clip(slots)
+            self.clip(slots)
         for slot, (at, in_bounds) in zipped(slots, self.planes(base, limit)):
             if v.bytes == MASKED_STORES:
                 v.store(slot.held, at, self.plane_mask(len(pixels), in_bounds))

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, NEAREST, call_kernel, const, counted, emit_prefetch, emitted, opaque
-from blockconv.jit.values import alloca_once, build, least, truth
+from blockconv.jit.ir import NEAREST, call_kernel, const, counted, emit_prefetch, emitted, opaque
+from blockconv.jit.values import build, least, truth
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
 from blockconv.kernels.common.epilogue import TileEpilogue, finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
@@ -167,8 +167,7 @@ def _finish(spec: TileSpec, run: TileRecord, record, accs: list[Any]) -> None:
 
     def apart() -> None:
         v = tile.code()
-        memory = build.ptrtoint(alloca_once(v.kind, len(accs)), I64)
-        v.spill(accs, memory)
+        memory = v.spilled(accs)
         call_kernel.emit(run.part, record, run.dst, memory, const(0))
 
     finish(tile, run, accs, apart if spec.parted else None)

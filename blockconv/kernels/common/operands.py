@@ -1,7 +1,7 @@
 """The operands of ops: the words that kernels have them by, and their buffers by number."""
 
 from blockconv.core.layout import Layout
-from blockconv.jit.arguments import Arguments, address
+from blockconv.jit.arguments import Arguments, address, kernel_address
 from blockconv.runtime.launcher import Buffer
 
 
@@ -25,6 +25,7 @@ class ConvOperands(Operands):
     bia = address("packed bias")
     residual = address("the residual, with the destination's strides; the destination where there is none")
     activation = address("the activation's `ActivationArguments`; of integers `EpilogueArguments`")
+    activate = kernel_address("what computes one that does more than clip, of vectors: see `activate_vectors`", 0)
 
 
 SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
@@ -35,6 +36,6 @@ INPUT, GRAD, DST_WEIGHTS, DST_BIAS, WORKSPACE = (Buffer(k) for k in range(5))
 OIHW = Layout("abcd")
 
 
-def conv_operands(residual: bool) -> ConvOperands:
-    """The operands of a convolution, with a residual or without."""
-    return CONV if residual else CONV._replace(residual=DST)
+def conv_operands(residual: bool, activate: int = 0) -> ConvOperands:
+    """The operands of a convolution, with a residual or without, and the kernel of its activation."""
+    return CONV._replace(residual=RES if residual else DST, activate=activate)

@@ -84,7 +84,6 @@ def _finish_one_by_one(spec: TileSpec, run: TileRecord, accs: list[Any]) -> None
     """Store the channels that exist, where not all of a tile's do: each is stored from the scratch by the same code."""
     v = _tile(spec, 1).code()
     each, row = spec.rows * spec.vectors, spec.pixels * spec.vectors
-    # An activation overwrites the first channel's place in the scratch, which has been read by then.
     for c in range(spec.pixels):
         of_channel = [k for k in range(len(accs)) if k % row // spec.vectors == c]
         v.spill([accs[k] for k in of_channel], run.scratch + c * each * v.bytes)

@@ -86,9 +86,7 @@ class Output(NamedTuple):
     residual: from the destination to the residual, which has the same strides; 0 where there is none.
     valid: output channels that exist.
     written: output channels that are written, as zero where they do not exist.
-    activation: the address of its `ActivationArguments`.
-    scratch: memory for the accumulators of a tile.
-    clips: whether an activation that clips does so, not 0; None: it does.
+    activation, activate: as in `ConvOperands`.
     """
 
     dst: Any
@@ -99,5 +97,4 @@ class Output(NamedTuple):
     valid: Any
     written: Any
     activation: Any
-    scratch: Any
-    clips: Any = None
+    activate: Any

@@ -17,7 +17,7 @@ class TileRecord(Arguments):
     its scratch, and writes the others there.
 
     A step of the reduction is one tap of one block of channels. All steps are one run of one row. Where some taps are
-    left out, each block of channels is a run, whose rows have the remaining steps. The words from `dst` to `scratch`
+    left out, each block of channels is a run, whose rows have the remaining steps. The words from `dst` to `activate`
     are those of `Output`. With several tiles, words for one tile describe the first. The last tile may be closer to the
     one before it than the others are; then it computes some pixels again.
     """
@@ -50,8 +50,8 @@ class TileRecord(Arguments):
     valid = in_channels("output channels that exist")
     written = in_channels("output channels that are written, as zero where they do not exist")
     activation = address("the activation's `ActivationArguments`")
+    activate = kernel_address("what computes it; 0: it clips, or there is none")
     scratch = address("memory for the accumulators of a tile")
-    clips = word("whether an activation that clips does so", "0 or 1")
     scales = address("a float32 for each output channel, which makes integer accumulators real numbers")
     part = kernel_address("what stores a tile that lacks channels: see `finish_part`")
     sums = address("where the accumulators are kept from a block of the reduction to the next (`k_blocked`)")

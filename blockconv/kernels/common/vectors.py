@@ -15,7 +15,7 @@ from blockconv.core.checks import Pair
 from blockconv.core.python import zipped
 from blockconv.core.types import SIGNED, ElementType, Types
 from blockconv.jit.ir import I32, call_llvm, const, constants, counted, emitted, join, pointer, shuffle, splat, vector
-from blockconv.jit.values import alloca_once, binary, build, truth
+from blockconv.jit.values import alloca_once, binary, build, stack_memory, truth
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 
 # (e^x - 1) / x in float32, for |x| up to half of log(2), which exp reduces its argument to; highest power first.
@@ -283,6 +283,12 @@ class Vectors:
         """Store accumulators, one vector after the other."""
         for k, slot in enumerate(slots):
             self.store(slot.held, address + k * self.bytes)
+
+    def spilled(self, slots: list[Any]):
+        """Store accumulators on the stack, and give their address."""
+        address = stack_memory(self.kind, len(slots))
+        self.spill(slots, address)
+        return address
 
     def restore(self, slots: list[Any], address) -> None:
         """Load accumulators that were spilled."""

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from blockconv import jit
-from blockconv.core.activation import ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.records import fill
+from blockconv.kernels.common.activation import activation_kernel
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import lines_ahead
@@ -54,7 +54,8 @@ def bind_tiles(
     """The op. The residual has the destination's memory order. region: the pixels that it computes, if not all."""
     bound = _Binding(request, blocking, region)
     read, written = (0, 0) if region is None else (region.read(bound.src), region.written(bound.dst))
-    operands = conv_operands(epilogue.residual)
+    activate = activation_kernel(epilogue.activation, bound.tiles.spec(epilogue).finished.code())
+    operands = conv_operands(epilogue.residual, activate)
     offsets, parts, biases = bound.offsets(), bound.parts(), bound.bias_offsets()
     words = (
         bound.geometries() | bound.reduction(len(offsets)) | bound.window() | bound.tasks() | bound.kernels(epilogue)
@@ -65,7 +66,7 @@ def bind_tiles(
         operands,
         bound.at,
         blocking,
-        record=TileRecord.with_zeros(activation=operands.activation, **record),
+        record=TileRecord.with_zeros(activation=operands.activation, activate=activate, **record),
         src=Buffer(operands.src.index, read),
         dst=Buffer(operands.dst.index, written),
         residual=Buffer(operands.residual.index, written),
@@ -300,7 +301,6 @@ class _Binding:
         by_unit = is_instruction(self.dot)
         return {
             "tile": self.tiles.kernel(epilogue).address,
-            "clips": epilogue.kind(self.types) == ActivationKind.CLIP,
             "part": self.tiles.part(epilogue).address if self.lacks_channels else 0,
             "enter": configure(*self.tiles.register_sizes()).address if by_unit else 0,
             "leave": release().address if by_unit else 0,

@@ -85,7 +85,6 @@ def _finish(spec: TileSpec, run: TileRecord, first) -> None:
             dst_block=const(0),
             valid=const(1),
             written=spec.pixels - pixel,
-            scratch=run.scratch + spec.tile.width * line,
         )
         finish(tile, out, accs)
 

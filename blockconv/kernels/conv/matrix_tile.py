@@ -252,16 +252,11 @@ def prefetch_next(run: TileRecord, step) -> None:
 
 
 def _finish(spec: TileSpec, run: TileRecord) -> None:
-    """Store the accumulators from the scratch, some pixels of a row and some of their vectors at a time.
-
-    An activation overwrites a part's accumulators with what it keeps in memory. Where they are not contiguous, it
-    writes to the place of a stored tile instead.
-    """
+    """Store the accumulators from the scratch, some pixels of a row and some of their vectors at a time."""
     vectors, v = 1 if spec.store_width == 1 else spec.vectors, spec.tile.code()
     most = LINES if spec.store_width == 1 else MOST // vectors
     pixels = max(k for k in range(1, most + 1) if spec.pixels % k == 0)
     part, each = spec._replace(rows=1, pixels=pixels, vectors=vectors), spec.vectors * v.bytes
-    lines = spec.rows * (spec.pixels + spec.gap) - spec.gap
     parts = const(spec.rows), const(spec.pixels // pixels), const(spec.vectors // vectors)
     with counted(parts[0]) as row, counted(parts[1]) as index, counted(parts[2]) as vector:
         pixel, before, column = index * pixels, vector * COLUMNS, vector * v.bytes
@@ -272,7 +267,6 @@ def _finish(spec: TileSpec, run: TileRecord) -> None:
             dst=run.dst + (row * run.dst_row + pixel * run.dst_pixel + before * run.dst_block),
             valid=run.valid - before,
             written=run.written - before,
-            scratch=acc if vectors == spec.vectors else run.scratch + lines * each,
         )
         accs = real_accumulators(part, (run.bia + column, run.scales + column), run.activation, accs)
         finish(part.finished, out, accs)

@@ -11,7 +11,6 @@ from blockconv.kernels.common.operands import ConvOperands
 class ReferenceArguments(ConvOperands, ConvSizes):
     """The arguments of `conv_reference`. Weights are (O, I/G, KH, KW)."""
 
-    kind = word("its `ActivationKind`")
     ic = in_channels("input channels")
     oc = in_channels("output channels")
     g = word("groups", "groups")
@@ -49,6 +48,6 @@ def conv_reference(itemsize):
                             total += value
                 if residual:
                     total += load_f(at + residual, itemsize)
-                store_f(at, activate_scalar(total, a.activation, a.kind), itemsize)
+                store_f(at, activate_scalar(total, a.activation), itemsize)
 
     return kernel

@@ -408,7 +408,6 @@ def _make_reference(request: Request) -> Primitive:
             ReferenceArguments,
             conv_operands(epilogue.residual),
             p,
-            kind=epilogue.activation,
             padded_oc=padded,
             source=request.source,
             destination=request.destination,

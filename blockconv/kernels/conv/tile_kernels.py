@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from blockconv import jit
-from blockconv.core.activation import ActivationKind
 from blockconv.core.target import Isa
 from blockconv.core.types import ElementType, Types, element
 from blockconv.jit.records import fill
@@ -29,9 +28,15 @@ class Tiles(NamedTuple):
 
     def kernel(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel that computes a tile."""
-        if not self.blocking.pixel_lanes:
-            return self.of_channels(epilogue)
-        return self.of_matrix_pixels(epilogue) if self.blocking.dot.is_matrix else self.of_pixels(epilogue)
+        spec, along_pixels = self.spec(epilogue), self.blocking.pixel_lanes > 0
+        if self.blocking.dot.is_matrix:
+            family = matrix_pixel_tile.matrix_pixel_tile if along_pixels else matrix_tile.matrix_tile
+            return family(spec)
+        return pixel_tile(spec) if along_pixels else conv_tile(spec._replace(parted=1))
+
+    def part(self, epilogue: Epilogue) -> jit.Kernel:
+        """The kernel that stores a tile of `conv_tile` where it lacks channels."""
+        return finish_part(self.spec(epilogue).finished)
 
     def register_sizes(self) -> list[int]:
         """The arguments of `configure`, for a unit that multiplies matrices."""
@@ -64,46 +69,22 @@ class Tiles(NamedTuple):
     def rounding(self, epilogue: Epilogue) -> int:
         return epilogue.rounding if self.stored.itemsize == 1 else 0
 
-    def act(self, epilogue: Epilogue) -> int:
-        """The `ActivationKind` that a tile is compiled for: whether floats are clipped is a word of its record."""
-        kind = epilogue.kind(self.types)
-        return ActivationKind.CLIP if kind == ActivationKind.NONE and self.stored.is_float else kind
-
-    def of_pixels(self, epilogue: Epilogue) -> jit.Kernel:
-        """The kernel of a tile whose vectors run along pixels."""
-        blocking, lanes = self.blocking, self.blocking.pixel_lanes
-        of, vectors = self.spec(epilogue), blocking.pixels // lanes
-        return pixel_tile(of._replace(pixels=blocking.width, vectors=vectors, lanes=lanes, store_width=lanes))
-
-    def of_matrix_pixels(self, epilogue: Epilogue) -> jit.Kernel:
-        """The kernel of a tile of matrices whose columns are pixels."""
-        blocks, vectors = self.blocking.blocks, self.blocking.width // matrix_tile.LINES
-        of = self.spec(epilogue)._replace(rows=blocks, vectors=vectors, lanes=matrix_tile.COLUMNS, fma=0)
-        return matrix_pixel_tile.matrix_pixel_tile(of._replace(src_channel=self.src_unit))
-
-    def of_channels(self, epilogue: Epilogue) -> jit.Kernel:
-        """The kernel of a tile whose vectors run along output channels."""
-        if self.blocking.dot.is_matrix:
-            return matrix_tile.matrix_tile(self.spec(epilogue))
-        return conv_tile(self.spec(epilogue)._replace(parted=1))
-
-    def part(self, epilogue: Epilogue) -> jit.Kernel:
-        """The kernel that stores such a tile where it lacks channels."""
-        return finish_part(self.spec(epilogue).finished)
-
     def spec(self, epilogue: Epilogue) -> TileSpec:
-        """The tile whose vectors run along output channels."""
+        """The tile's parameters."""
         blocking, shared = self.blocking, self.blocking.shared
-        return fill(
+        lanes, along_pixels = blocking.pixel_lanes or blocking.lanes, blocking.pixel_lanes > 0
+        store_width = lanes if along_pixels else blocking.store_width or lanes
+        spec = fill(
             TileSpec,
             self,
             blocking,
             shared,
             element=self.types.acc.code,
             fma=self.isa.fma and self.types.acc.is_float,
+            lanes=lanes,
             step=self.step,
-            store_width=blocking.store_width or blocking.lanes,
-            act=self.act(epilogue),
+            store_width=store_width,
+            act=epilogue.kind(self.types, store_width),
             dot=blocking.dot.number,
             dst=self.converted,
             rounding=self.rounding(epilogue),
@@ -112,3 +93,9 @@ class Tiles(NamedTuple):
             src_channel=self.src_unit if blocking.has_panels_of_planes and self.step > 1 else 0,
             cut=blocking.kept is not None,
         )
+        if along_pixels and blocking.dot.is_matrix:
+            vectors, lanes = blocking.width // matrix_tile.LINES, matrix_tile.COLUMNS
+            return spec._replace(rows=blocking.blocks, vectors=vectors, lanes=lanes, fma=0, src_channel=self.src_unit)
+        if along_pixels:
+            return spec._replace(pixels=blocking.width, vectors=blocking.pixels // lanes)
+        return spec

@@ -24,12 +24,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from blockconv import jit
-from blockconv.core.activation import ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
 from blockconv.jit.ir import const, digits, emitted, fill_memory, load_i64, opaque, picked
 from blockconv.jit.values import build, least
-from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
+from blockconv.kernels.common.activation import clip, compute
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ChannelVector, ConvSizes, Geometry, image_at
 from blockconv.kernels.common.operands import ConvOperands
@@ -47,7 +46,6 @@ class GradientSpec:
     bias: of weights: whether the bias's gradient is wanted.
     top, left: of the input: the padding, modulo the stride.
     holds: whether all weights stay in registers.
-    activation: the `ActivationKind` of results.
     """
 
     src: int
@@ -65,7 +63,6 @@ class GradientSpec:
     top: int = 0
     left: int = 0
     holds: int = 0
-    activation: int = ActivationKind.NONE
 
     @property
     def pixels(self) -> int:
@@ -75,6 +72,10 @@ class GradientSpec:
     def pixel_bytes(self) -> int:
         """Bytes of a pixel's channels that are read."""
         return self.unit * ElementType.of(self.src).itemsize
+
+    def code(self) -> Vectors:
+        """Code over the sums."""
+        return Vectors(Floats(ElementType.of(self.src), self.lanes).type, self.lanes, bool(self.fma))
 
     def zeros(self, columns: int) -> int:
         """Bytes of so many columns that are read in place of a row outside an array, in whole lines."""
@@ -173,8 +174,7 @@ class _Code:
 
     def __init__(self, spec: GradientSpec, a, zeros) -> None:
         self.spec, self.a, self.zeros = spec, a, zeros
-        self.v = Floats(ElementType.of(spec.src), spec.lanes)
-        self.sums = Vectors(self.v.type, spec.lanes, bool(spec.fma))
+        self.v, self.sums = Floats(ElementType.of(spec.src), spec.lanes), spec.code()
 
     def below(self, pixels):
         """The mask of a vector's first pixels."""
@@ -460,7 +460,6 @@ class _DataCode(_Code):
         super().__init__(spec, a, zeros)
         self.stored, self.wei = Floats(ElementType.of(spec.dst), spec.lanes), wei
         self.bias = self.repeated(bia)
-        self.parameters = list(parameters_at(self.sums, a.activation)) if spec.activation else []
         self.held = [self.weight(k) for k in range(spec.kh * spec.kw)] if spec.holds else []
 
     def repeated(self, address):
@@ -496,17 +495,12 @@ class _DataCode(_Code):
                     tap = h * spec.kw + w
                     weight = self.held[tap] if self.held else self.weight(tap)
                     found[phase] = self.sums.multiply_add(loaded[row, k], weight, found[phase])
-            found = list(map(self.activated, found))
+            slots = self.sums.in_slots(found)
+            clip(self.sums, slots, a.activation)
+            compute(self.sums, slots, a)
             number = ih + rest
             with build.if_then(number < a.ih):
-                self.store(self.interleaved(found), dst + number * a.destination.row, left)
-
-    def activated(self, value):
-        v, kind = self.sums, self.spec.activation
-        if kind == ActivationKind.CLIP:
-            return v.clip(value, *map(v.splat, self.parameters))
-        number = ActivationArguments.load(self.a.activation).number
-        return activate(v, value, number, self.parameters) if kind else value
+                self.store(self.interleaved(self.sums.loaded(slots)), dst + number * a.destination.row, left)
 
     def interleaved(self, vectors: list[Any]) -> list[Any]:
         """The pixels of vectors of each remainder, in their order."""

@@ -11,6 +11,7 @@ import numpy as np
 from blockconv.core.layout import Layout
 from blockconv.core.types import OF_GRADIENTS, ElementType
 from blockconv.jit.records import fill
+from blockconv.kernels.common.activation import activation_kernel
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
 from blockconv.kernels.common.geometry import ChannelVector, channel_vectors, contiguous_unit, window_axis
 from blockconv.kernels.common.operands import CONV, DST_BIAS, DST_WEIGHTS, GRAD, INPUT, OIHW, WORKSPACE
@@ -227,17 +228,17 @@ def _data(request: Request) -> Primitive | Reason:
 
     def launches(epilogue: Epilogue = _NO_EPILOGUE) -> list[Launch]:
         assert not epilogue.residual
-        kernel = depthwise_data_of_pixels(replace(spec, activation=epilogue.activation))
+        activate = activation_kernel(epilogue.activation, spec.code())
         args = fill(
             DepthwiseDataArguments,
             p,
-            CONV,
+            CONV._replace(activate=activate),
             source=request.source,
             destination=request.destination,
             blocks=p.ic // unit,
         )
         chunk = max(1, planes // (16 * request.threads))
-        return [Launch(kernel, args, planes, chunk, spec.data_zeros)]
+        return [Launch(depthwise_data_of_pixels(spec), args, planes, chunk, spec.data_zeros)]
 
     return Primitive(seconds, launches, weights=form)
 

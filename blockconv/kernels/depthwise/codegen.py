@@ -7,10 +7,10 @@ over its taps. Where vectors run over channels (NHWC, NCHW16), the unrolled axis
 the window's rows. Where they run over the pixels of a row (NCHW, NCHW4), it is the height. The loop then runs over the
 window's columns, each a shifted vector.
 
-Padding is zeros that are multiplied, as everywhere (a NaN or infinite weight shows). Along the unrolled axis, a tile at
-an edge of the image checks the positions that may be outside, and reads zeros from the scratch there. Other tiles check
-nothing. Along the loop axis, a row outside is one sum of zero times each weight, and columns outside are lanes masked
-off.
+Padding is zeros that are multiplied, as everywhere (a NaN or infinite weight shows). Along the unrolled axis, a tile
+checks the positions that may be outside, and reads zeros from the scratch there. The checks run between multiply-adds,
+so they take no time. Along the loop axis, a row outside is one sum of zero times each weight, and columns outside are
+lanes masked off.
 
 The sizes of images are no part of the code. A *remainder* computes the outputs that whole tiles leave: it is a tile
 of half as many outputs along the unrolled axis. The last tile is moved back to end with the image.
@@ -297,12 +297,11 @@ class FloatTile:
         return ahead, self.loop.first + ahead
 
     def reduce_variants(self) -> None:
-        """Reduce by code for tiles at an edge of the unrolled axis, or for others; with masks along pixels, or without.
+        """Reduce by code with masks along pixels, or without.
 
         Whole rows have code for the first tile, the last one, and others, unless there is one tile.
         """
         spec, columns, loop, u = self.spec, self.columns, self.loop, self.unrolled
-        before, past = u.first < 0, u.first + spec.span > u.size
 
         def of(*variant) -> Callable[[], None]:
             return functools.partial(self.reduce, variant)
@@ -310,20 +309,14 @@ class FloatTile:
         if columns and columns.alone:
             self.reduce((columns.begin, columns.end))
         elif columns:
+            before, past = u.first < 0, u.first + spec.span > u.size
             others = functools.partial(branched, columns.end > 0 and past, of(0, columns.end), of(0, 0))
             branched(columns.begin > 0 and before, of(columns.begin, 0), others)
         else:
             reach = spec.loops * loop.stride + (loop.taps - 1) * loop.dilation
             is_masked = (loop.first < 0) | (loop.first + reach > loop.size) if spec.masks == 2 else spec.masks > 0
-            has_edges = not spec.is_packed and spec.border > 0
-
-            def masked(*edges):
-                return functools.partial(branched, is_masked, of(edges, True), of(edges, False))
-
-            def ended(begins):
-                return functools.partial(branched, has_edges and past, masked(begins, True), masked(begins, False))
-
-            branched(has_edges and before, ended(True), ended(False))
+            edges = (not spec.is_packed and spec.border > 0,) * 2
+            branched(is_masked, of(edges, True), of(edges, False))
 
     def reduce(self, variant) -> None:
         """Taps of the unrolled axis are known."""

@@ -121,10 +121,10 @@ def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
     return window - top * a.scratch.row_stride - e.src
 
 
-def output_of(a, e, dst, dst_pixel, dst_block, written, scratch):
+def output_of(a, e, dst, dst_pixel, dst_block, written):
     """The `Output` of an entry's tile, whose first element is at `dst`."""
     residual = a.residual - a.dst
-    return Output(dst, a.destination.row, dst_pixel, dst_block, residual, e.valid, written, a.activation, scratch)
+    return Output(dst, a.destination.row, dst_pixel, dst_block, residual, e.valid, written, a.activation, a.activate)
 
 
 def _tiled(outputs, of_tile):
@@ -133,7 +133,7 @@ def _tiled(outputs, of_tile):
     return outputs - left if outputs < of_tile or left <= remainder_of(of_tile) else outputs
 
 
-@jit.unrolled_kernel
+@jit.kernel
 def depthwise_channels(shape: DepthwiseTileSpec):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
 
@@ -158,7 +158,7 @@ def depthwise_channels(shape: DepthwiseTileSpec):
                 for i_at in range(0, a.inner, lanes):
                     i = min(i_at, a.inner - lanes)
                     of = dst + e.dst + i * dst_itemsize
-                    out = output_of(a, e, of, a.destination.col, a.dst_block, e.written, scratch + ZEROS)
+                    out = output_of(a, e, of, a.destination.col, a.dst_block, e.written)
                     tile(spec, entry_run(a, e, src + e.src + i * itemsize, scratch, rows, cols, out))
 
     @apart
@@ -207,7 +207,7 @@ def depthwise_pixels(shape: DepthwiseTileSpec, columns: Columns):
             _prefetch_rows(a, src, width * itemsize // LINE, LINE)
             cols = TileAxis(a.kw, first, a.src_width, lanes * between, step, itemsize, a.tap)
             dst, written = dst_row + k * dst_itemsize, a.dst_width - k
-            out = output_of(a, e, dst, 0, lanes * dst_itemsize, written, scratch + ZEROS)
+            out = output_of(a, e, dst, 0, lanes * dst_itemsize, written)
             run = entry_run(a, e, src, scratch, cols, rows, out)
             if is_whole:
                 rows_tile(shape, run, columns)
@@ -324,7 +324,7 @@ def depthwise_packed(shape: DepthwiseTileSpec):
                             valid=e.valid,
                             written=width if scratched else written,
                             activation=a.activation,
-                            scratch=scratch + ZEROS,
+                            activate=a.activate,
                         )
                         tile(shape, entry_run(a, e, src, scratch, cols, rows, out))
                         if scratched:

@@ -28,6 +28,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
 from blockconv.jit.records import fill
+from blockconv.kernels.common.activation import activation_kernel
 from blockconv.kernels.common.copies import SpreadArgs, spread_elements
 from blockconv.kernels.common.gathering import (
     gathered_bytes,
@@ -197,9 +198,10 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
     tasks = (1 if at.batched else p.n) * groups * chunks
     scratch, parts = _scratch(p, at, types, rows)
     ahead, ahead_rows = _prefetched(request, at)
+    spec = _spec(request, at, epilogue)
     args = fill(
         DepthwiseArguments,
-        conv_operands(epilogue.residual),
+        conv_operands(epilogue.residual, activation_kernel(epilogue.activation, spec.finished.code())),
         p,
         at,
         table=OWN_TABLE,
@@ -224,7 +226,6 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
         tile_col=parts.gathered_col if at.gathered else s.col,
         scratch=parts,
     )
-    spec = _spec(request, at, epilogue)
     table = _table(request, at)
     chunk, columns = max(1, tasks // (16 * threads)) if at.columns and not at.whole else 1, ANY_COLUMNS
     if at.whole:
@@ -262,16 +263,15 @@ def _prefetched(request: Request, at: DepthwiseBlocking) -> tuple[int, int]:
 
 def _scratch(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, rows: int) -> tuple[int, DepthwiseScratch]:
     """(bytes of scratch, the offsets in it), of tasks of so many rows."""
-    tile = at.loops * at.unrolled * at.lanes * types.acc.itemsize
-    stored = ZEROS + tile
     if at.gathered:
-        window, row = -(-(stored + tile) // LINE) * LINE, problem.iw * at.part
-        parts = DepthwiseScratch(window=window, row_stride=row, gathered_col=at.part)
-        return window + window_rows(problem, rows) * row, parts
+        row = problem.iw * at.part
+        parts = DepthwiseScratch(window=ZEROS, row_stride=row, gathered_col=at.part)
+        return ZEROS + window_rows(problem, rows) * row, parts
     if not at.is_packed:
-        return stored, DepthwiseScratch()
-    line, packed = stored + 2 * tile, at.packed(problem, rows)
-    packed = packed._replace(stored=stored, line=line, window=line + packed.line_bytes)
+        return ZEROS, DepthwiseScratch()
+    tile = at.loops * at.unrolled * at.lanes * types.acc.itemsize
+    line, packed = ZEROS + 2 * tile, at.packed(problem, rows)
+    packed = packed._replace(stored=ZEROS, line=line, window=line + packed.line_bytes)
     return packed.window + packed.window_bytes, packed
 
 
@@ -283,7 +283,7 @@ def _spec(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Depthw
         at,
         element=types.acc.code,
         fma=request.machine.isa.fma and types.acc.is_float,
-        act=epilogue.kind(types),
+        act=epilogue.kind(types, at.store_width),
         permute=problem.oc > problem.ic and at.period > 1,
         src=types.src.code if types.src != types.acc else 0,
         dot=at.dot.number if at.joined else 0,

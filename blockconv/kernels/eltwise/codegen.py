@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, get_args
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, GRADIENTS, NUMBERS, ActivationKind
+from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, GRADIENTS, ActivationKind
 from blockconv.core.element_problem import ElementKind
 from blockconv.core.types import BITS, SIGNED, ElementType, element
 from blockconv.jit.ir import I32, I64, call_llvm, const, counted, emitted, pointer
 from blockconv.jit.values import alloca_once, binary, build
-from blockconv.kernels.common.activation import ActivationArguments
+from blockconv.kernels.common.activation import ActivationArguments, activations
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.requantize import QuantizationArguments
 from blockconv.kernels.common.unpacked import shuffled_bytes
@@ -261,10 +261,7 @@ def _lasts(dst: _Side, form: EltwiseForm, x: Extents) -> Iterator[Callable[[Any]
             yield lambda x: v.clip(x, low, high)
         else:
             table = FUNCTIONS if form.act == ActivationKind.FUNCTION else ACTIVATIONS
-            for name, definition in table.items():
-                if definition.code is not None:
-                    with build.if_then(binary("eq", given.number, NUMBERS[name])):
-                        yield lambda x, d=definition: d.code(v, x, *parameters[: len(d.parameters)])  # type: ignore[misc]
+            yield from activations(v, given.number, parameters, table)
 
 
 def _lookup(v: Vectors, table) -> Callable[[Any], Any]:

@@ -143,4 +143,4 @@ class Header(Arguments):
     pack = group(PackRecord)
 
 
-HEADER_BYTES = -(-Header.nbytes // LINE) * LINE  # a tile of pixels follows it, for `Output.scratch`
+HEADER_BYTES = -(-Header.nbytes // LINE) * LINE

@@ -8,6 +8,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.target import Isa
 from blockconv.core.types import Types, element
 from blockconv.jit.records import fill
+from blockconv.kernels.common.activation import activation_kernel
 from blockconv.kernels.common.dot import MULTIPLY_ADD
 from blockconv.kernels.common.gathering import is_beyond
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
@@ -40,7 +41,7 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
     stored = finish._replace(form=at.form._replace(m=2, stride=1))
     args = fill(
         WinogradArgs,
-        conv_operands(epilogue.residual),
+        conv_operands(epilogue.residual, activation_kernel(epilogue.activation, finish.tile(1, 1).code())),
         p,
         at,
         at.form,
@@ -135,7 +136,7 @@ def _finish(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Finis
         at,
         fma=request.machine.isa.fma and not at.form.exact,
         store_width=store_width,
-        act=epilogue.kind(types),
+        act=epilogue.kind(types, store_width),
         has_parts=has_parts,
         dst=stored.code if types.is_requantized or dst.is_half else 0,
         rounding=epilogue.rounding if dst.itemsize == 1 else 0,

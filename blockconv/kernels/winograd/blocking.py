@@ -320,12 +320,11 @@ def _scratch(
     images: of a vector; products are then stored channel by channel, each of all tiles.
     """
     m, vector = form.m, lanes * ITEMSIZE
-    patch = HEADER_BYTES + max(m * m, lanes) * vector  # a tile of outputs, or of pixels of planes, is before it
     pixels = form.positions, window.height * window.leading, m * ROW_PIXELS  # of the source, of the destination
-    v = patch + odd_lines(max(pixels) * vector)
+    v = HEADER_BYTES + odd_lines(max(pixels) * vector)
     v_position, products_position = odd_lines(tiles * sources * vector), odd_lines(tiles * products * vector)
     return WinogradScratch(
-        patch=patch,
+        patch=HEADER_BYTES,
         v=v,
         v_position=v_position,
         products=v + form.positions * v_position,

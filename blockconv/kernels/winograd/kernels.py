@@ -11,7 +11,7 @@ from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.packed_pixels import bits_transposer
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.common.tile_record import TileRecord
-from blockconv.kernels.winograd.arguments import HEADER_BYTES, ZEROS, Header, WinogradArgs, WinogradWeightsArgs
+from blockconv.kernels.winograd.arguments import ZEROS, Header, WinogradArgs, WinogradWeightsArgs
 from blockconv.kernels.winograd.codegen import ELEMENT, multiply_shared, weight_transform
 from blockconv.kernels.winograd.codegen_finish import (
     ROW_PIXELS,
@@ -125,7 +125,7 @@ def _output(how):
             valid=a.oc - oc,
             written=images or a.oc_padded - oc,
             activation=a.activation,
-            scratch=scratch + HEADER_BYTES,
+            activate=a.activate,
         )
 
     return output

@@ -21,6 +21,7 @@ from random_cases import cases
 
 import blockconv as bc
 from blockconv.core import target
+from blockconv.core.activation import ActivationKind
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
@@ -30,6 +31,7 @@ from blockconv.jit.families import collecting
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking, lines_bind
 from blockconv.kernels.depthwise.columns import Columns
+from blockconv.kernels.table import Epilogue
 from blockconv.machine.profile import profile
 
 SAME = tuple((name, name) for name in NAMES)
@@ -235,6 +237,18 @@ def test_few_kernels_serve_many_sizes(layout, taps, stride, on_machine):
             (op,) = row.prepare(p, Layout(layout), Layout(layout), Types.all("float32")).launches()
             made.add(op.kernel.name)
     assert len(made) <= 5
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NCHW16", "NHWC"])
+def test_one_kernel_serves_all_activations(layout):
+    """What a kernel of floats does after its sums is no constant of its code."""
+    p = Conv2dProblem.from_descriptor("g96mb1ic96ih14oc96kh3ph1")
+    (row,) = depthwise(p, layout, layout)
+    made = row.prepare(p, Layout(layout), Layout(layout), Types.all("float32"))
+    kinds = ActivationKind.NONE, ActivationKind.CLIP, ActivationKind.OTHER
+    with collecting():
+        names = {op.kernel.name for kind in kinds for op in made.launches(Epilogue(kind))}
+    assert len(names) == 1
 
 
 def test_the_cost_ranks():
