@@ -23,7 +23,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.python import zipped
 from blockconv.core.record import frozen
 from blockconv.jit.arguments import Arguments, address, group, in_bytes, in_channels, in_elements, table, word
-from blockconv.jit.ir import copy_memory, digits, store_bits
+from blockconv.jit.ir import copy_memory, digits, stack_memory, store_bits
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.common.vectors import fill_elements
@@ -115,6 +115,11 @@ def zero_missing(blocks, dst, first, count, itemsize):
             at = after
 
 
+def some_places():
+    """Room for a `Place` of each array, on the stack."""
+    return Place(stack_memory(MOST_ARRAYS * Place.nbytes))
+
+
 def begin_of(a, task, arrays, to):
     """(elements of each extent of a task, how many extents, the first one's channel).
 
@@ -185,7 +190,8 @@ class Walk:
         ragged = layout.is_blocked and bool(shape[1] % layout.blocks[1])
         loops = fused(_loops(layout, shape, operands), alone=lambda loop: ragged and _channels(loop) > 0)
         once = Loop(1, (0,) * (1 + len(operands)))
-        elements = loops.pop() if loops else replace(once, strides=(1, *once.strides[1:]))
+        is_contiguous = loops and max(loops[-1].strides) == 1
+        elements = loops.pop() if is_contiguous else replace(once, strides=(1, *once.strides[1:]))
         inner, rows = elements.size, loops.pop() if loops else once
         repeats = [1 - stride for stride in elements.strides[1:]]
         valid, block = (*shape, 1, 1)[1], layout.blocks[1] if ragged else 1
@@ -211,15 +217,22 @@ class Walk:
         return [EACH if not inner else HELD if self.lanes % inner == 0 else REPEATED for inner in self.repeats]
 
     def tasks(self, buffers: Sequence[int], sizes: Sequence[int], threads: int) -> tuple[dict[str, Any], int, int]:
-        """(words of `WalkArgs` beside this one's fields, and `loops`; tasks; how many are taken at a time).
-
-        buffers, sizes: of the destination and each operand: its number, and bytes of an element.
-        """
+        """The words and the tasks of `words`, of a size for element-wise ops; how many tasks are taken at a time."""
         extent, itemsize = self.elements.size, sizes[0]
         nbytes = min(max(TASK_BYTES, self.extents * extent * itemsize // (8 * threads)), LARGE_TASK)
         unit = math.lcm(self.period, 64)
         size = max(1, nbytes // (itemsize * unit)) * unit
         rows = max(1, min(self.rows.size, nbytes // (extent * itemsize)))
+        words, tasks = self.words(buffers, sizes, size, rows)
+        return words, tasks, chunk_of(tasks, min(extent, size) * rows * itemsize, threads, nbytes)
+
+    def words(self, buffers: Sequence[int], sizes: Sequence[int], size: int, rows: int) -> tuple[dict[str, Any], int]:
+        """The words of `WalkArgs` beside this one's fields, and `loops`; how many tasks there are.
+
+        buffers, sizes: of the destination and each operand: its number, and bytes of an element.
+        size, rows: elements of an extent, and extents, in a task.
+        """
+        extent = self.elements.size
         size_tasks, row_tasks = -(-extent // size), -(-self.rows.size // rows)
         each = zipped(buffers, self.elements.strides, sizes, (0, *self.repeats))
         places = [Place(at=Buffer(n), step=step * size, inner=k) for n, step, size, k in each]
@@ -234,8 +247,7 @@ class Walk:
             "task_rows": rows,
             "row_tasks": row_tasks,
         }
-        tasks = size_tasks * row_tasks * math.prod(loop.size for loop in self.loops)
-        return words, tasks, chunk_of(tasks, min(extent, size) * rows * itemsize, threads, nbytes)
+        return words, size_tasks * row_tasks * math.prod(loop.size for loop in self.loops)
 
     def _words(self, loop: Loop, sizes: Sequence[int]) -> WalkLoop:
         strides = [Stride(step=stride * size) for stride, size in zipped(loop.strides, sizes)]

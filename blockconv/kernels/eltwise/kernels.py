@@ -10,16 +10,14 @@ from blockconv.kernels.common.walk import (
     LONGEST,
     MOST_ARRAYS,
     REPEATED,
-    Place,
     WalkArgs,
     WalkLoop,
     begin_of,
     repeat,
+    some_places,
     write_mask,
 )
 from blockconv.kernels.eltwise.codegen import EltwiseForm, Extents, eltwise_extents
-
-PLACES = MOST_ARRAYS * Place.nbytes
 
 
 class EltwiseArgs(WalkArgs):
@@ -41,7 +39,7 @@ def eltwise(form: EltwiseForm):
     def kernel(a: EltwiseArgs, first, last, scratch):
         rows, block, period, inner = a.rows, a.block, a.period, a.inner
         written = stack_memory(MOST_ARRAYS * most)  # a mask, then operands
-        here, cut, held = Place(stack_memory(PLACES)), Place(stack_memory(PLACES)), Place(stack_memory(PLACES))
+        here, cut, held = some_places(), some_places(), some_places()
         total, is_masked = period + group, 0
         is_written = repeated and (period != inner or inner % group > 0)
         for k in range(arrays):
