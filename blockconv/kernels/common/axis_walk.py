@@ -64,7 +64,7 @@ class AxisRun(NamedTuple):
     number: of the first position, in memory order.
     parameters: from the first of an array by elements of axes to this axis's, in bytes.
     offset: from the first position of all to it, in bytes.
-    positions: how many there are; only a vector's lanes of them are computed.
+    positions: across them, how many there are; only a vector's lanes of them are computed.
     own: the address of the body's memory.
     args: the address of the kernel's argument block, which begins with an `AxisArgs`.
     """
@@ -81,9 +81,6 @@ class AxisRun(NamedTuple):
     positions: int
     own: int
     args: int
-
-
-NO_RUN = AxisRun(*[const(0)] * len(AxisRun._fields))
 
 
 class At(NamedTuple):
@@ -231,6 +228,11 @@ class AxisWalk:
         return v.load(at, self.mask) if self.across else v.broadcast(at)
 
 
+def contiguous_walk(v: Floats, direction: int = ALONG, made: type[AxisWalk] = AxisWalk, **given) -> AxisWalk:
+    """A walk over a contiguous position. given: fields of its `AxisRun`; the others are 0."""
+    return made((v, v), AxisRun(**dict.fromkeys(AxisRun._fields, const(0)) | given), direction)
+
+
 def softmax_terms(w: AxisWalk, first: Callable[[At], Any], x: Callable[[At], Any], put, zero_rows) -> tuple[Any, ...]:
     """The largest x, the total of all e^(x - largest), and 1 / total.
 
@@ -273,41 +275,31 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
             with partly:
                 body(AxisWalk(ends, x, direction, ends[0].below(x.positions)))
 
-    def along(args: AxisArgs, first, last, scratch):
-        a = held(args)
+    def walk(args: AxisArgs, first, last, scratch):
+        a, width = held(args), lanes if across else 1
         size, extent, stride = a.size, a.extent, a.stride
-        last_extent = (size - 1) // extent
-        inner, outer = digits(first, a.inner)
-        for task in range(first, last):
+        last_extent, vectors = (size - 1) // extent, (a.inner + width - 1) // width
+        n, outer = digits(first, vectors)
+        for _ in range(first, last):
+            inner = n * width
             at = outer * a.outer_stride + inner * a.inner_stride
-            src, dst, own = a.src + at, a.dst + at, scratch + a.own
+            src, dst, own, left = a.src + at, a.dst + at, scratch + a.own, a.inner - inner
             whole, blocks, step, x, y = extent, last_extent + 1, stride, src, dst
             if in_blocks and a.gathered:
                 whole, blocks, step, x, y = size, 1, 0, scratch, scratch
                 gather_blocks(scratch, src, size * itemsize, extent * itemsize, stride)
-            number, group = task, inner
+            number, group = outer * a.inner + inner, inner
             if a.outer and direction == ALONG_ROWS:
                 number, group = inner * a.outer + outer, outer
             parameters = group * blocks * element.computed.itemsize if direction == ALONG_ROWS else 0
-            run(AxisRun(x, y, size, whole, blocks, step, number, parameters, at, 1, own, a.address))
+            run(AxisRun(x, y, size, whole, blocks, step, number, parameters, at, left, own, a.address))
             if in_blocks and a.gathered:
                 copy_blocks(dst, stride, scratch, extent * itemsize, size * itemsize, extent * itemsize)
-            end = dst + last_extent * stride + (size - last_extent * extent) * itemsize
-            fill_elements(itemsize, end, a.tail, a.blocks.zero)
-            outer, inner = (outer, inner + 1) if inner + 1 < a.inner else (outer + 1, 0)
-
-    def over_positions(args: AxisArgs, first, last, scratch):
-        a = held(args)
-        inner, size, stride = a.inner, a.size, a.stride
-        vectors = (inner + lanes - 1) // lanes
-        outer, following = first // vectors, first % vectors * lanes
-        for _ in range(first, last):
-            position = following
-            at = outer * a.outer_stride + position * itemsize
-            number, left, own = outer * inner + position, inner - position, scratch + a.own
-            run(AxisRun(a.src + at, a.dst + at, size, 1, size, stride, number, 0, at, left, own, a.address))
-            outer, following = (outer, position + lanes) if left > lanes else (outer + 1, 0)
-            for j in range(size if a.blocks.valid else 0):
+            for j in range(size if across and a.blocks.valid else 0):
                 zero_missing(a.blocks, a.dst, (at + j * stride) // itemsize, min(lanes, left), itemsize)
+            if not across:
+                end = dst + last_extent * stride + (size - last_extent * extent) * itemsize
+                fill_elements(itemsize, end, a.tail, a.blocks.zero)
+            outer, n = (outer, n + 1) if n + 1 < vectors else (outer + 1, 0)
 
-    return over_positions if across else along
+    return walk

@@ -457,15 +457,9 @@ def fill_elements(itemsize: int, dst, count, bits) -> None:
     """Write `count` elements of these bits, if there are any."""
     v = Vectors(Types.bits(itemsize).src, target.isa().vector_bytes // itemsize)
     value = v.splat(build.trunc(bits, v.element) if itemsize < 8 else bits)
-    whole, is_masked = build.sdiv(count, const(v.lanes)), target.isa().name == "avx512"
+    whole = build.sdiv(count, const(v.lanes))
     with counted(whole) as n:
         v.store(value, dst + n * v.bytes)
-    at, rest, lanes = dst + whole * v.bytes, count - whole * v.lanes, v.lanes
-    if is_masked:
-        with build.if_then(rest > 0):
-            v.store(value, at, v.below(rest))
-    while lanes > 1 and not is_masked:  # a masked store of AVX2 takes some processors 20 cycles
-        lanes //= 2
-        with build.if_then(truth(rest & lanes)):
-            v.store(shuffle(value, value, [0] * lanes), at)
-        at = at + (rest & lanes) * itemsize
+    rest = count - whole * v.lanes
+    with build.if_then(rest > 0):
+        v.store_below(value, dst + whole * v.bytes, rest)

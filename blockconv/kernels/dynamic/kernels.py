@@ -8,12 +8,12 @@ from blockconv import jit
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, address, in_elements, word
 from blockconv.jit.ir import emitted, load_bits, load_f, load_i64, store_bits, store_f, store_i64
-from blockconv.jit.values import build
+from blockconv.kernels.common.axis_walk import ALONG_ROWS, contiguous_walk
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
+from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.common.requantize import FLOAT32, EpilogueArguments, QuantizationArguments, float_of
+from blockconv.kernels.common.requantize import FLOAT32, EpilogueArguments, QuantizationArguments
 
-UNROLL = 4  # vectors at a time, so that a comparison need not wait for the one before
 FOUND_BYTES = 2 * FLOAT32.itemsize  # a scale and a zero point
 UINT8 = element("uint8")
 ZERO, ONE, LAST = map(np.float32, (0, 1, UINT8.bounds[1]))
@@ -33,21 +33,16 @@ class DynamicArgs(Operands):
 @emitted
 def write_range(lanes: int, src, count, dst) -> None:
     """Write the least and the greatest of `count` float32, and of 0; a NaN is neither."""
-    v = float_of(lanes)
+    v = Floats(FLOAT32, lanes)
+    w = contiguous_walk(v, ALONG_ROWS, size=count)
 
-    def smaller(x, y):
-        return build.select(x < y, x, y)
+    def ends(at) -> list[Any]:
+        x = v.load(src + at.offset, at.mask)
+        return [-x, x]
 
-    ends = [(v.slots(UNROLL, v.zero), combine) for combine in (smaller, v.larger)]
-
-    def vector(offset, mask: Any | None, k: int = 0) -> None:
-        x = v.load(src + offset, mask)  # lanes that do not exist are 0
-        for slots, combine in ends:
-            slots[k].held = combine(x, slots[k].held)
-
-    v.each(count, vector, UNROLL)
-    for number, (slots, combine) in enumerate(ends):
-        v.store_first(v.fold(v.total(slots, combine), combine), dst + number * v.itemsize, 1)
+    low, high = w.folded(ends, 2, v.larger, 0.0)
+    for number, end in enumerate((-low, high)):
+        v.store_first(end, dst + number * v.itemsize, 1)
 
 
 def write_found(low, high, dst):

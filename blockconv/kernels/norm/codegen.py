@@ -17,7 +17,7 @@ from blockconv.core.python import zipped
 from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import call_llvm, const, counted, emitted, opaque, pointer, shuffle
 from blockconv.jit.values import build, least, truth
-from blockconv.kernels.common.axis_walk import NO_RUN, At, AxisWalk
+from blockconv.kernels.common.axis_walk import At, AxisWalk, contiguous_walk
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
@@ -230,8 +230,11 @@ def _each_group(kind: ElementType, lanes: int, a, image, start) -> Iterator[tupl
     """
     v = Floats(kind.computed, lanes)
     with counted(least(a.unit, a.channels - start) // a.group) as n:
-        run = NO_RUN._replace(size=a.group, number=image * a.groups + start // a.group + n)
-        yield AxisWalk((v, v), run), lambda array, which=0: array + (a.room * which + n * a.group) * v.itemsize
+        number = image * a.groups + start // a.group + n
+        yield (
+            contiguous_walk(v, size=a.group, number=number),
+            lambda array, which=0: array + (a.room * which + n * a.group) * v.itemsize,
+        )
 
 
 def kept_inverse(w: AxisWalk, a, mean, squares):

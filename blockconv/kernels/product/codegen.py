@@ -5,7 +5,7 @@ from typing import NamedTuple
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import counted, emitted
 from blockconv.jit.values import build, least
-from blockconv.kernels.common.axis_walk import NO_RUN, At, AxisWalk, softmax_terms
+from blockconv.kernels.common.axis_walk import At, AxisWalk, contiguous_walk, softmax_terms
 from blockconv.kernels.common.floats import Floats
 
 
@@ -63,7 +63,7 @@ def softmax_of_scores(element: ElementType, lanes: int, how: AttentionSpec):
         with counted(x.rows) as number:
             limit = least(x.first + number + 1, x.columns) if how.causal else x.columns
             base, added = x.address + number * v.bytes, x.mask + number * x.mask_row
-            row = _Row((v, v), NO_RUN._replace(size=limit, stride=x.block))
+            row = contiguous_walk(v, made=_Row, size=limit, stride=x.block)
 
             def score(at: At):
                 found = v.load(base + at.offset) * scale
