@@ -2,7 +2,7 @@
 
 import math
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +87,7 @@ class Resize(_OfFloats):
     """
 
     solves = ResizeProblem
+    moves_with = "mode", "nearest"
     of_images = True
     mode: ResizeMode
     size: Pair | None = None
@@ -100,9 +101,6 @@ class Resize(_OfFloats):
 
     def infer_type(self, src: ElementType) -> ElementType:
         return src if self.mode == "nearest" else common_type(self, src)
-
-    def on_integers(self) -> Literal["moves", "computes"] | None:
-        return "moves" if self.mode == "nearest" else "computes"
 
     def sizes(self, src: Shape) -> dict[str, Any]:
         if self.size is None and self.scale is None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from blockconv.core.checks import Pair, Shape, check_rank, check_same
+from blockconv.core.checks import Names, Pair, Shape, check_rank, check_same
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
@@ -38,12 +38,20 @@ Further = tuple[tuple[Shape | None, ElementType], ...]  # results beside an outp
 
 
 def common_type(op: Op, *types: ElementType | None) -> ElementType:
-    """The type that all operands have. Raises DtypeError if they differ, or if the op does not take it."""
+    """The op's own `dtype`, else the type that all operands have.
+
+    Raises DtypeError if types of operands differ, or if the op does not take or give a type.
+    """
     given = [type for type in types if type is not None]
     check_inputs(op, given)
     if given.count(given[0]) < len(given):
         raise DtypeError(op.op, "dtype", ", ".join(map(str, given)), "have to be equal")
-    return given[0]
+    dtype = getattr(op, "dtype", None)
+    if dtype is None:
+        return given[0]
+    if op.gives:
+        check_type(op, "dtype", element(dtype), *op.gives)
+    return element(dtype)
 
 
 class Op(Record):
@@ -51,14 +59,16 @@ class Op(Record):
 
     op: its name, under which the kernel table has its kernels.
     inputs, parameters: how many there may be; parameters are constants that a kernel may repack.
-    takes: the names of the types that inputs may have. Empty: any.
-    effect: what `on_integers` says.
+    row_op: the op of the table's rows, if it is neither the problem's nor `op`.
+    takes, gives: the names of the types that inputs may have, and that the field `dtype` may have. Empty: any.
+    effect: what `on_integers` says; "moves" where the field that `moves_with` names has the value that it gives.
     keeps_pixels: whether an output pixel reads the pixels at the same position, and no others.
     mixes: the field with the axis, or the axes, along which it reads other elements all the same.
     of_images: whether it needs pixels along H and W.
     is_exact: whether `compute` takes all elements as they are; other ops get floats as float64.
     folds: whether it is computed at once where all its operands are constants.
     packs: whether kernels get weights that flow, which each run packs.
+    told: the names of attributes that are options of a row's primitive, if they are not None.
     infer: the output's shape, from the operands' shapes. Raises ArgumentError.
     infer_type: the output's element type, from the operands' types. Raises DtypeError. Default: the common type.
     compute: the output in plain NumPy, from the operands' elements: slow, written from the definition, and independent
@@ -70,14 +80,18 @@ class Op(Record):
     op: ClassVar[str]
     inputs: ClassVar[range] = range(1, 2)
     parameters: ClassVar[range] = range(1)
+    row_op: ClassVar[str] = ""
     takes: ClassVar[Sequence[str]] = ()
+    gives: ClassVar[Sequence[str]] = ()
     effect: ClassVar[Literal["moves", "computes"] | None] = None
+    moves_with: ClassVar[tuple[str, Any]] = ("", None)
     keeps_pixels: ClassVar[bool] = False
     mixes: ClassVar[str] = ""
     of_images: ClassVar[bool] = False
     is_exact: ClassVar[bool] = False
     folds: ClassVar[bool] = True
     packs: ClassVar[bool] = False
+    told: ClassVar[Names] = ("activation",)
 
     infer: ClassVar[Callable[..., Shape]]
     infer_type: ClassVar[Callable[..., ElementType]] = common_type
@@ -96,7 +110,8 @@ class Op(Record):
 
         "moves": it gives some of them unchanged. "computes": as `Quantized`, with what they stand for. None: nothing.
         """
-        return self.effect
+        field, value = self.moves_with
+        return "moves" if field and getattr(self, field) == value else self.effect
 
     def reads(self, site: Site, axes: Axes) -> Reads:
         """The window of each input that an output pixel reads, with pixels along `axes`; or why it has no bounds."""
@@ -125,10 +140,6 @@ class Op(Record):
         """The problem that kernels solve; None if there are only views."""
         return None
 
-    def row_op(self) -> str:
-        """The op of the table's rows."""
-        return self.op
-
     def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
         """The requests for these layouts of source and destination."""
         problem = self.problem_at(site)
@@ -137,7 +148,7 @@ class Op(Record):
                 layouts if layouts[0].ndim == len(shape) else (row_major(len(shape)),)
                 for layouts, shape in ((srcs, problem.src_shape), (dsts, problem.dst_shape))
             )
-            yield self.row_op(), problem, srcs, dsts
+            yield self.row_op or getattr(problem, "row_op", "") or self.op, problem, srcs, dsts
 
     def leading(self, site: Site) -> int:
         """The number of the input whose layout is a kernel's source layout."""
@@ -166,7 +177,7 @@ class Op(Record):
         return None
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
-        """The views among these layouts of four dimensions."""
+        """The views among these layouts, which have the first input's dimensions."""
         yield from ()
 
     def types_at(self, site: Site) -> Types:
@@ -175,8 +186,7 @@ class Op(Record):
 
     def options(self) -> dict[str, Any]:
         """The options of a row's primitive."""
-        activation = getattr(self, "activation", None)
-        return {} if activation is None else {"activation": activation}
+        return {name: value for name in self.told if (value := getattr(self, name, None)) is not None}
 
 
 def solved_shape(op: Solved, *shapes: Shape) -> Shape:
@@ -251,6 +261,11 @@ class Scaled(Solved):
         return src
 
 
+def converted_types(op: Op, site: Site) -> Types:
+    """The element types of kernels that convert elements."""
+    return Types.converted(site.src.type.array_dtype, site.output.type.array_dtype)
+
+
 class BetweenTypes(Op):
     """Elements of one type as those of another. Its kernels are reorders, from any layout to any other.
 
@@ -268,8 +283,7 @@ class BetweenTypes(Op):
             for dst in dsts:
                 yield "reorder", ReorderProblem(shape, src.name, dst.name, itemsize), (src,), (dst,)
 
-    def types_at(self, site: Site) -> Types:
-        return Types.converted(site.src.type.array_dtype, site.output.type.array_dtype)
+    types_at = converted_types
 
     def options(self) -> dict[str, Any]:
         return {"quantizations": tuple(getattr(self, end, None) for end in ("src", "dst"))}

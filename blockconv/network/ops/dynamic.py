@@ -12,8 +12,8 @@ from blockconv.core.element_problem import ElementsProblem
 from blockconv.core.eltwise_problem import FindQuantizationProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization, integers
-from blockconv.core.types import Array, ElementType, Types, element
-from blockconv.network.ops.base import Op, Solved, check_type
+from blockconv.core.types import Array, ElementType, element
+from blockconv.network.ops.base import Op, Solved, check_type, converted_types
 from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reads, Site
 from blockconv.network.ops.windows import IntegerConvolution
 
@@ -69,8 +69,7 @@ class DynamicQuantize(Solved):
         scale, zero_point = found
         return integers(src / scale, Quantization(1.0, int(zero_point)), "uint8")
 
-    def types_at(self, site: Site) -> Types:
-        return Types.converted(site.src.type.array_dtype, site.output.type.array_dtype)
+    types_at = converted_types
 
 
 class DynamicConv2d(IntegerConvolution):
@@ -87,7 +86,7 @@ class DynamicConv2d(IntegerConvolution):
 
     def infer(self, src: Shape, found: Shape, residual: Shape | None, wei: Shape, bias: Shape | None) -> Shape:
         _check_found(self, found)
-        shape = self.checked_shape(src, wei, bias, residual)
+        shape = super().infer(src, residual, wei, bias)
         if self.dtype == "int32" and (residual or bias or not self.activation.is_identity):
             raise self._error("dtype", "excludes bias, residual and activation")
         return shape

@@ -1,7 +1,7 @@
 """Ops of each element by itself, or of each channel."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
@@ -102,7 +102,21 @@ class _Broadcast(ElementwiseOp):
         return [same_pixels(axes)] * len(site.inputs)
 
 
-class Binary(_Broadcast):
+class _OfTwo(_Broadcast):
+    """Such an op of two operands.
+
+    kinds: the kinds that there are.
+    """
+
+    inputs = range(2, 3)
+    kinds: ClassVar[Any]
+
+    def infer(self: Any, a: Shape, b: Shape) -> Shape:
+        checked_word(self.op, "kind", self.kind, get_args(self.kinds))
+        return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", a, b))
+
+
+class Binary(_OfTwo):
     """dst = activation(kind(a, b)), broadcast, of any two numbers of one type.
 
     Integers wrap around, unless they stand for floats (`Quantized`). Their "div" rounds towards zero, and their "mod"
@@ -110,15 +124,10 @@ class Binary(_Broadcast):
     and not less. "and", "or", "xor": of booleans, or of the bits of integers.
     """
 
-    op = "binary"
-    inputs = range(2, 3)
+    op, kinds = "binary", BinaryKind
     effect = "computes"
     kind: BinaryKind
     activation: Activation = IDENTITY
-
-    def infer(self, a: Shape, b: Shape) -> Shape:
-        checked_word(self.op, "kind", self.kind, get_args(BinaryKind))
-        return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", a, b))
 
     def infer_type(self, a: ElementType, b: ElementType) -> ElementType:
         found = common_type(self, a, b)
@@ -134,17 +143,12 @@ class Binary(_Broadcast):
         return self.activation.reference(_BINARY[self.kind](a, b))
 
 
-class ActivationBackward(_Broadcast):
+class ActivationBackward(_OfTwo):
     """The gradient of an activation: see `GRADIENTS`. inputs: the gradient of its output, and its input or output."""
 
-    op = "activation_backward"
-    inputs = range(2, 3)
+    op, kinds = "activation_backward", GradientKind
     takes = FLOATS
     kind: GradientKind
-
-    def infer(self, grad: Shape, x: Shape) -> Shape:
-        checked_word(self.op, "kind", self.kind, get_args(GradientKind))
-        return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", grad, x))
 
     def compute(self, grad: Array, x: Array) -> Array:
         return GRADIENTS[self.kind.removesuffix("_gradient")].reference(grad, x)
@@ -176,12 +180,8 @@ class Convert(_Broadcast):
 
     op = "convert"
     is_exact = True
+    takes = gives = NUMBERS
     dtype: str
-
-    def infer_type(self, src: ElementType) -> ElementType:
-        check_type(self, "input", src, *NUMBERS)
-        check_type(self, "dtype", element(self.dtype), *NUMBERS)
-        return element(self.dtype)
 
     def compute(self, x: Array) -> Array:
         wanted = element(self.dtype)

@@ -13,7 +13,7 @@ import numpy as np
 from blockconv.core.checks import Pair, Shape, check_same
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.python import zipped
-from blockconv.core.types import FLOATS, Array, ElementType, Types, element
+from blockconv.core.types import FLOATS, Array, Types, element
 from blockconv.network.ops.base import OUTPUT, Buffers, Further, Op, Trained
 from blockconv.network.ops.rule import Layouts, Requests, Site, View
 from blockconv.network.ops.windows import AdaptivePool2d, Conv2d, ConvTranspose2d, Pool2d, framed_image, taps_of
@@ -45,13 +45,10 @@ class FurtherResult(Op):
     def infer(self, src: Shape) -> Shape:
         return src if self.shape is None else self.shape
 
-    def infer_type(self, src: ElementType) -> ElementType:
-        return element(self.dtype)
-
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
-        rank, other = site.output.rank, site.src.rank
-        for src in layouts if other == 4 else (row_major(other),):
-            yield View((src,), src if rank == other else row_major(rank))
+        rank = site.output.rank
+        for src in layouts:
+            yield View((src,), src if rank == src.ndim else row_major(rank))
 
 
 class _OfWeights(Trained):
@@ -77,6 +74,16 @@ class _OfWeights(Trained):
         return self.of.types_at(site)
 
 
+def _of_constant(name: str) -> Any:
+    """A method of the op of a constant weight, with the operands of that op."""
+
+    def method(self: FlowingConv2d, src: Any, *parameters: Any) -> Any:
+        of = self.of
+        return getattr(of, name)(*of.operands([src], parameters))
+
+    return method
+
+
 class FlowingConv2d(_OfWeights):
     """A convolution or a transposed one whose weight flows. Each run of the plan packs the weight.
 
@@ -87,22 +94,10 @@ class FlowingConv2d(_OfWeights):
     inputs = range(2, 4)
     packs = True
 
-    def row_op(self) -> str:
-        return self.of.row_op()
-
     def problem(self, *shapes: Shape) -> Any:
         return self.of.problem(*shapes[:2])
 
-    def infer(self, src: Shape, wei: Shape, bias: Shape | None) -> Shape:
-        return self.of.checked_shape(src, wei, bias)
-
-    def infer_type(self, src: ElementType, *others: ElementType | None) -> ElementType:
-        self.of.check_types(src, None, *others)
-        return src
-
-    def compute(self, src: Array, wei: Array, bias: Array | None) -> Array:
-        of: Any = self.of
-        return of.compute(*of.operands([src], [wei, bias]))
+    infer, infer_type, compute = map(_of_constant, ("infer", "infer_type", "compute"))
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return (src, self.weights, row_major(1))[: len(site.inputs)]
@@ -119,6 +114,7 @@ class Conv2dBackwardWeights(_OfWeights):
     op = "conv2d_backward_weights"
     inputs = range(2, 3)
     takes = FLOATS
+    told = "weights", "bias"
     kernel: Pair = (1, 1)
     bias: bool = False
 
@@ -156,14 +152,11 @@ class Conv2dBackwardWeights(_OfWeights):
     def dst_layout(self, site: Site, dst: Layout) -> Layout:
         return self.weights
 
-    def options(self) -> dict[str, Any]:
-        return {"weights": self.weights, "bias": self.bias}
-
 
 class MaxPool2dIndices(Trained):
     """A max pool. The further result is each maximum's index in its plane, int64."""
 
-    op = "pool2d_indices"
+    op = row_op = "pool2d_indices"
     takes = FLOATS
     of: Pool2d
 

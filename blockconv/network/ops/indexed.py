@@ -10,7 +10,7 @@ import numpy as np
 from blockconv.core.checks import Shape, check_same, checked_word
 from blockconv.core.element_problem import IndexForm, IndexProblem, ScanKind, ScanProblem, ScatterKind, TopProblem
 from blockconv.core.errors import ArgumentError, DtypeError
-from blockconv.core.types import Array, ElementType, Types, element
+from blockconv.core.types import Array, ElementType, Types
 from blockconv.network.ops.base import RowMajor, check_type
 from blockconv.network.ops.rule import Site
 
@@ -94,15 +94,13 @@ class ScatterAt(_Indexed):
 
     op = "scatter_at"
     inputs = range(3, 4)
+    told = ("kind",)
     kind: ScatterKind = "none"
 
     def infer(self, data: Shape, indices: Shape, updates: Shape) -> Shape:
         checked_word(self.op, "kind", self.kind, get_args(ScatterKind))
         check_same(self.op, "updates", updates, self.problem(data, indices).dst_shape)
         return data
-
-    def options(self) -> dict[str, Any]:
-        return {"kind": self.kind}
 
     def compute(self, data: Array, indices: Array, updates: Array) -> Array:
         y = np.array(data)
@@ -142,14 +140,12 @@ class Top(_OfAnyType):
     """The indices, int64, of the largest or smallest elements along an axis; see `TopProblem`."""
 
     solves = TopProblem
+    dtype = "int64"
     is_exact = True
     axis: int
     count: int = 1
     smallest: bool = False
     last: bool = False
-
-    def infer_type(self, src: ElementType) -> ElementType:
-        return element("int64")
 
     def compute(self, src: Array) -> Array:
         x = np.moveaxis(src, self.axis, -1)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class Concat(_Moves):
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
         shape = site.output.shape
         sizes = [tensor.shape[self.axis] for tensor in site.inputs]
-        for layout in layouts if len(shape) == 4 else (row_major(len(shape)),):
+        for layout in layouts:
             starts = [part(layout, shape, self.axis, sum(sizes[:k]), size) for k, size in enumerate(sizes)]
             known = tuple(start for start in starts if start is not None)
             if len(known) == len(sizes):
@@ -71,6 +71,7 @@ class Pad(Solved):
 
     solves = GatherProblem
     op = "pad"
+    moves_with = "value", 0  # for which any zero point stands
     pads: tuple[Pair, ...]
     value: float = 0.0
 
@@ -88,9 +89,6 @@ class Pad(Solved):
 
     def compute(self, src: Array) -> Array:
         return framed(src, self.pads, self.value)
-
-    def on_integers(self) -> Literal["moves", "computes"] | None:
-        return "moves" if self.value == 0 else None  # any zero point stands for 0
 
     def of_moved_integers(self, given: Quantization) -> Op:
         return replace(self, value=float(given.zero_point))
@@ -123,9 +121,8 @@ class Slice(_Moves):
         return src.take(self.begin + self.step * np.arange(self.size), self.axis)
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
-        shape = site.src.shape
-        for layout in layouts if len(shape) == 4 else (row_major(len(shape)),):
-            begin = part(layout, shape, self.axis, self.begin, self.size) if self.step == 1 else None
+        for layout in layouts if self.step == 1 else ():
+            begin = part(layout, site.src.shape, self.axis, self.begin, self.size)
             if begin is not None:
                 yield View((layout,), layout, begin)
 

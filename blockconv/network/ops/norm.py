@@ -133,11 +133,9 @@ class GroupNormTraining(Trained, GroupNorm):
     results beside the output, (N, groups): mean and inverse = 1 / sqrt(variance + epsilon).
     """
 
-    op = "group_norm_training"
+    op, row_op = "group_norm_training", "group_norm"
     inputs, parameters = range(3, 4), range(1)
-
-    def row_op(self) -> str:
-        return "group_norm"
+    statistics, told = True, ("statistics",)
 
     def further(self, site: Site) -> Further:
         src = site.src
@@ -147,9 +145,6 @@ class GroupNormTraining(Trained, GroupNorm):
         split = src.reshape(src.shape[0], self.groups, -1)
         inverse = 1 / np.sqrt(split.var(axis=2) + self.epsilon)
         return super().compute(src, *factors), split.mean(axis=2), inverse
-
-    def options(self) -> dict[str, Any]:
-        return {"statistics": True}
 
 
 class GroupNormBackward(_ByChannel):

@@ -14,7 +14,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.python import zipped
 from blockconv.core.quantization import PLAIN, Quantization, Quantizations, Requantization, difference, integers, real
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, IntegerType, Types, element
-from blockconv.network.ops.base import BetweenTypes, Op, check_type
+from blockconv.network.ops.base import BetweenTypes, Op, check_type, common_type
 from blockconv.network.ops.elementwise import Activate, Affine, Binary, ElementwiseOp
 from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
 
@@ -24,8 +24,8 @@ __all__ = ["Dequantize", "Lookup", "Quantize", "Quantized", "QuantizedConv2d", "
 class _GivesIntegers(BetweenTypes):
     """An op that gives 8-bit or 4-bit integers, `dtype`, in its input's shape. `dst` says what they stand for."""
 
-    def infer(self: Any, src: Shape) -> Shape:
-        _check_integers(self, "dst", self.dst, element(self.dtype))
+    def infer(self, src: Shape) -> Shape:
+        _check_dst(self)
         return src
 
 
@@ -34,12 +34,9 @@ class Quantize(_GivesIntegers):
 
     op = "quantize"
     is_exact = True
+    takes = ("float32",)
     dst: Quantization
     dtype: IntegerType = "uint8"
-
-    def infer_type(self, src: ElementType) -> ElementType:
-        check_type(self, "input", src, "float32")
-        return element(self.dtype)
 
     def compute(self, src: Array) -> Array:
         return integers(src / self.dst.scale, self.dst, self.dtype)
@@ -79,14 +76,14 @@ class Requantize(_GivesIntegers):
 
     op = "requantize"
     is_exact = True
+    takes = INTEGERS
     src: Quantization
     dst: Quantization
     dtype: IntegerType = "uint8"
 
     def infer_type(self, src: ElementType) -> ElementType:
-        check_type(self, "input", src, *INTEGERS)
         _check_integers(self, "src", self.src, src)
-        return element(self.dtype)
+        return common_type(self, src)
 
     def compute(self, src: Array) -> Array:
         return integers(real(src, self.src) / self.dst.scale, self.dst, self.dtype)
@@ -102,6 +99,7 @@ class Lookup(ElementwiseOp):
     op = "lookup"
     keeps_pixels = True
     is_exact = True
+    takes = gives = BYTES
     table: bytes = field(repr=False)
     dst: Quantization
     dtype: IntegerType = "uint8"
@@ -109,13 +107,8 @@ class Lookup(ElementwiseOp):
     def infer(self, src: Shape) -> Shape:
         if len(self.table) != 256:
             raise self._error("table", "has to have 256 bytes")
-        _check_integers(self, "dst", self.dst, element(self.dtype))
+        _check_dst(self)
         return src
-
-    def infer_type(self, src: ElementType) -> ElementType:
-        for argument, type in (("input", src), ("dtype", element(self.dtype))):
-            check_type(self, argument, type, *BYTES)
-        return element(self.dtype)
 
     def compute(self, src: Array) -> Array:
         return np.frombuffer(self.table, self.dtype)[src.view(np.uint8)]
@@ -155,11 +148,11 @@ class QuantizedConv2d(IntegerConvolution):
     def infer(
         self, src: Shape, residual: Shape | None, wei: Shape, bias: Shape | None, *factors: Shape | None
     ) -> Shape:
-        shape, is_scaled = self.checked_shape(src, wei, bias, residual), factors[0] is not None
+        shape, is_scaled = super().infer(src, residual, wei, bias), factors[0] is not None
         if (self.dst is not None) != self.is_requantized:
             raise self._error("dst", f"is given for 8 or 4 bits and nothing else, not for {self.dtype}")
         if self.dst is not None:
-            _check_integers(self, "dst", self.dst, element(self.dtype))
+            _check_dst(self)
         if (self.residual is not None) != (self.is_requantized and residual is not None):
             raise self._error("residual", "has to be given with a residual of integers, and only then")
         if self.sum is not None:
@@ -235,7 +228,7 @@ class Quantized(Op):
     def infer(self, *shapes: Shape) -> Shape:
         if len(self.srcs) not in self.of.inputs:
             raise self._error("srcs", f"has to hold one for each of {len(shapes) - len(self.parameters)} inputs")
-        _check_integers(self, "dst", self.dst, element(self.dtype))
+        _check_dst(self)
         if self.of.on_integers() != "computes":
             raise self._error("of", "moves integers without change, and takes no quantization")
         return self.of.infer(*shapes)
@@ -283,6 +276,11 @@ class Quantized(Op):
 
     def options(self) -> dict[str, Any]:
         return {**self.of.options(), "quantizations": (*self.srcs, self.dst)}
+
+
+def _check_dst(op: Any) -> None:
+    """Raise ArgumentError unless the op's output can stand for what its `dst` says."""
+    _check_integers(op, "dst", op.dst, element(op.dtype))
 
 
 def _check_integers(attributes: Op, argument: str, given: Quantization, type: ElementType) -> None:

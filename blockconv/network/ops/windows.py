@@ -23,7 +23,7 @@ from blockconv.core.problem import (
 from blockconv.core.python import bounded_cache, zipped
 from blockconv.core.quantization import PLAIN, Quantization
 from blockconv.core.types import Array, ElementType, Types, element
-from blockconv.network.ops.base import Op, Solved, check_type, common_type, framed
+from blockconv.network.ops.base import Op, Solved, check_type, common_type, converted_types, framed
 from blockconv.network.ops.rule import ALL_PIXELS, Axes, Layouts, Reads, Site, same_pixels, windows_of
 
 __all__ = ["AdaptivePool2d", "Conv2d", "ConvTranspose2d", "Convolution", "IntegerConvolution", "Pool2d", "Weighted"]
@@ -59,8 +59,9 @@ class Weighted(Op):
         """The problem that kernels are chosen for."""
         raise NotImplementedError
 
-    def checked_shape(self, src: Shape, wei: Shape, bias: Shape | None, residual: Shape | None = None) -> Shape:
-        """The output's shape. Raises ArgumentError unless the operands have shapes that go together."""
+    def infer(self, src: Shape, *others: Any) -> Shape:
+        """others: perhaps a residual, then weight and bias."""
+        residual, wei, bias = (None, *others)[-3:]
         shape: Shape = self.problem(src, wei).dst_shape
         if bias is not None:
             check_same(self.op, "bias", bias, shape[1:2])
@@ -68,21 +69,19 @@ class Weighted(Op):
             check_same(self.op, "residual", residual, shape, "the output")
         return shape
 
-    def check_types(self, src: ElementType, *others: ElementType | None) -> None:
-        """Raise DtypeError unless a residual, the weight and the bias have types that go with the input's."""
-        _, wei, bias = others
+    def infer_type(self, src: Any, *others: Any) -> ElementType:
+        *_, wei, bias = others
         if not src.is_half:
-            common_type(self, src, *others)
-        elif wei is not None:
-            check_type(self, "weight", wei, src.name)
-            check_type(self, "bias", bias or src, src.name, "float32")
+            return common_type(self, src, *others)
+        check_type(self, "weight", wei, src.name)
+        check_type(self, "bias", bias or src, src.name, "float32")
+        return src
 
     def problem_at(self, site: Site) -> Any:
         return self.problem(site.src.shape, site.parameters[0].shape).named(site.name)
 
     def types_at(self, site: Site) -> Types:
-        src, dst = site.src.type, site.output.type
-        return Types.converted(src.array_dtype, dst.array_dtype) if src.is_half else super().types_at(site)
+        return converted_types(self, site) if site.src.type.is_half else super().types_at(site)
 
 
 class Convolution(Weighted):
@@ -132,8 +131,8 @@ class IntegerConvolution(Convolution):
     narrow: bool = False
     light: bool = False
 
-    def checked_shape(self, src: Shape, wei: Shape, bias: Shape | None, residual: Shape | None = None) -> Shape:
-        shape = super().checked_shape(src, wei, bias, residual)
+    def infer(self, src: Shape, *others: Any) -> Shape:
+        shape = super().infer(src, *others)
         self.wei.check(self.op, "wei", "int8", shape[1])
         if self.wei.zero_point:
             raise self._error("wei", "has to have zero point 0")
@@ -178,17 +177,12 @@ class Conv2d(Convolution):
     dtype: Literal["float32"] | None = None
     finite: bool = False
 
-    def infer(self, src: Shape, residual: Shape | None, wei: Shape, bias: Shape | None) -> Shape:
-        return self.checked_shape(src, wei, bias, residual)
-
-    def infer_type(
-        self, src: ElementType, residual: ElementType | None, wei: ElementType, bias: ElementType | None
-    ) -> ElementType:
+    def infer_type(self, src: Any, *others: Any) -> ElementType:
         if self.dtype is not None and not src.is_half:
             raise self._error("dtype", f"is for 16-bit inputs, and the input is {src}")
-        self.check_types(src, residual, wei, bias)
+        super().infer_type(src, *others)
         dst = src if self.dtype is None else element(self.dtype)
-        check_type(self, "residual", residual or dst, dst.name)
+        check_type(self, "residual", others[0] or dst, dst.name)
         return dst
 
     def compute(self, src: Array, residual: Array | None, wei: Array, bias: Array | None) -> Array:
@@ -214,13 +208,6 @@ class ConvTranspose2d(Weighted):
     """
 
     op = "conv_transpose2d"
-
-    def infer(self, src: Shape, wei: Shape, bias: Shape | None) -> Shape:
-        return self.checked_shape(src, wei, bias)
-
-    def infer_type(self, src: ElementType, wei: ElementType, bias: ElementType | None) -> ElementType:
-        self.check_types(src, None, wei, bias)
-        return src
 
     def problem(self, src: Shape, wei: Shape) -> Conv2dProblem:
         """The convolution whose input has the shape of this op's output."""
@@ -255,9 +242,6 @@ class ConvTranspose2d(Weighted):
         dst = framed(dst, ((0, 0), (0, 0), *((-begin, -end) for begin, end in self.pads)), 0)
         return self.activation.reference(dst if bias is None else dst + bias[:, None, None])
 
-    def row_op(self) -> str:
-        return "conv2d_backward_data"
-
     def windows(self, site: Site, axes: Axes) -> Reads:
         return [{axis: (axis, reach.inverse()) for axis, (_, reach) in windows_of(self.problem_at(site)).items()}]
 
@@ -267,6 +251,8 @@ class Pool2d(Solved):
 
     op = "pool2d"
     of_images = True
+    effect = "computes"
+    moves_with = "kind", "max"
     kind: PoolKind
     kernel: Pair | None = None
     stride: Pair = (1, 1)
@@ -294,9 +280,6 @@ class Pool2d(Solved):
     def windows(self, site: Site, axes: Axes) -> Reads:
         return ALL_PIXELS if self.kernel is None else [windows_of(self.problem(site.src.shape))]
 
-    def on_integers(self) -> Literal["moves", "computes"] | None:
-        return "moves" if self.kind == "max" else "computes"
-
 
 class AdaptivePool2d(Solved):
     """The average over windows that together cover the image: PyTorch's adaptive_avg_pool2d."""
@@ -307,8 +290,8 @@ class AdaptivePool2d(Solved):
 
     def problem(self, *shapes: Any) -> Any:
         check_rank(self.op, shapes[0], 4)
-        (n, ic, ih, iw), (oh, ow) = shapes[0], self.size
-        return AdaptivePool2dProblem(n, ic, ih, iw, oh, ow)
+        sizes: Any = *shapes[0], *self.size
+        return AdaptivePool2dProblem(*sizes)
 
     def compute(self, src: Array) -> Array:
         dst = np.zeros((*src.shape[:2], *self.size), src.dtype)

@@ -118,7 +118,7 @@ def views(
     if isinstance(node.attributes, Foreign):
         yield _foreign(site)
         return
-    for view in node.attributes.views(site, layouts):
+    for view in node.attributes.views(site, layouts if site.src.rank == 4 else (row_major(site.src.rank),)):
         cost = 0.0 if view.starts is None or reorder is None else _copies(network, node, view, reorder)
         yield Candidate(None, None, view.srcs, view.dst, cost, view)
 
