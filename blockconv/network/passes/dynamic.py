@@ -49,10 +49,10 @@ def _factor(edit: Edit, name: str) -> _Factor | None:
     product = edit.producer(name, Binary)
     if product is None or product.attributes.kind != "mul" or not product.attributes.activation.is_identity:
         return None
-    for constant, other in (product.inputs, product.inputs[::-1]):
-        inner = _factor(edit, other) if constant in edit.constants else None
+    for _, other, constant in edit.constant_operands(product):
+        inner = _factor(edit, other)
         if inner is not None:
-            return _Factor(inner.found, inner.constant * edit.constants[constant])
+            return _Factor(inner.found, inner.constant * constant)
     return None
 
 
@@ -144,13 +144,13 @@ def affine_into_dynamic(edit: Edit, node: Node, a: Affine, conv: Node, b: Dynami
     scale, shift = edit.factors(node)
     if len(conv.parameters) > 1:
         shift = edit.constants[conv.parameters[1]] * scale + shift
-    bias, given = simplify.stored(shift, edit.type(node.output)), b.wei
-    if bias is None:
+    bias, given = edit.stored(conv, bias=simplify.stored(shift, edit.type(node.output))), b.wei
+    if not bias:
         return False
     if (scale != 1).any():
         try:
             given = Quantization(given.scale * scale)
         except ArgumentError:  # a scale of integers is positive
             return False
-    parameters = (conv.parameters[0], edit.constant(f"{conv.name}.bias", bias))
+    parameters = (conv.parameters[0], *bias)
     return edit.merge(conv, node, replace(b, wei=given, activation=a.activation), parameters=parameters)

@@ -36,7 +36,7 @@ from blockconv.network.ops import (
 )
 from blockconv.network.passes import dynamic, integers, precision, products, simplify
 from blockconv.network.passes.for_kernels import widened
-from blockconv.network.passes.rewrite import Edit, Found, adding_convolution, drop_dead_code, refitted, rewritten, rule
+from blockconv.network.passes.rewrite import Edit, adding_convolution, drop_dead_code, refitted, rewritten, rule
 from blockconv.network.passes.spelled import SPELLED, norm_of_pixels
 from blockconv.network.passes.volumes import VOLUMES
 
@@ -188,10 +188,9 @@ def _affine_into_conv(
             return False
         parameters = edit.constant(f"{conv.name}.weight", scaled.reshape(weight.shape))
     total = simplify.stored(bias[0].astype(np.float64) * scale + shift if bias else shift, type.computed)
-    if total is None:
-        return False
-    parts = (parameters, edit.constant(f"{conv.name}.bias", total))
-    return edit.merge(conv, node, replace(b, activation=a.activation), parameters=parts)
+    shifts = edit.stored(conv, bias=total)
+    made = replace(b, activation=a.activation)
+    return bool(shifts) and edit.merge(conv, node, made, parameters=(parameters, *shifts))
 
 
 class _Branch(NamedTuple):
@@ -204,35 +203,29 @@ class _Branch(NamedTuple):
 
 
 @rule
-def _parallel_convs(edit: Edit, node: Node, a: Binary, dtype: FloatType) -> bool:
+def _parallel_convs(edit: Edit, node: Node, a: Binary, conv: Node, b: Conv2d, at: int, dtype: FloatType) -> bool:
     """The sum of two convolutions of one value becomes one, if one's window contains the other's.
 
     RepVGG and MobileOne have such sums. A scaled copy of the value, or the value itself, is a convolution by one pixel.
     """
     if a.kind != "add" or len({edit.shape(name) for name in (*node.inputs, node.output)}) > 1:
         return False
-    for name, other in (node.inputs, node.inputs[::-1]):
-        conv = edit.private(name, Conv2d)
-        wide = _branch(edit, name, conv) if conv else None
-        more = _branch(edit, other, conv, dtype) if conv and wide else None
-        taps = _taps(more, wide) if wide and more else None
-        if conv is None or wide is None or more is None or taps is None:
-            continue
-        weight = wide.weight.copy()
-        weight[:, :, taps[0][:, None], taps[1]] += more.weight
-        type = edit.type(conv.parameters[0])
-        made = simplify.stored(weight, type, np.abs(weight).max(axis=(1, 2, 3), keepdims=True))
-        total = simplify.stored(wide.bias + more.bias, type.computed)
-        if made is None or total is None:
-            continue
-        parameters = edit.constant(f"{conv.name}.weight", made), edit.constant(f"{conv.name}.bias", total)
-        attributes = replace(conv.attributes, activation=a.activation)
-        fused = replace(conv, attributes=attributes, output=node.output, parameters=parameters)
-        return edit.replace((*more.old, conv, node), fused)
-    return False
+    wide = _branch(edit, conv.output, conv)
+    more = _branch(edit, node.inputs[1 - at], conv, dtype) if wide else None
+    taps = _taps(more, wide) if wide and more else None
+    if wide is None or more is None or taps is None:
+        return False
+    weight = wide.weight.copy()
+    weight[:, :, taps[0][:, None], taps[1]] += more.weight
+    type = edit.type(conv.parameters[0])
+    made = simplify.stored(weight, type, np.abs(weight).max(axis=(1, 2, 3), keepdims=True))
+    parameters = edit.stored(conv, weight=made, bias=simplify.stored(wide.bias + more.bias, type.computed))
+    attributes = replace(b, activation=a.activation)
+    fused = replace(conv, attributes=attributes, output=node.output, parameters=parameters)
+    return bool(parameters) and edit.replace((*more.old, conv, node), fused)
 
 
-def _branch(edit: Edit, name: str, beside: Found, dtype: FloatType = "float32") -> _Branch | None:
+def _branch(edit: Edit, name: str, beside: Any, dtype: FloatType = "float32") -> _Branch | None:
     """A value as a convolution of the input of `beside`, with the same strides and groups; None if it is none.
 
     In 16-bit types a scaled copy is refused: small weights beside it would lose their last bits.

@@ -114,7 +114,7 @@ def computes_in_integers(attributes: Op, type: ElementType) -> bool:
 def _goes_down(edit: Edit, node: Node) -> bool:
     """op(dequantize(x)) is dequantize(op(x)) where the op only moves elements."""
     sources = [_dequantize(edit, name) for name in node.inputs]
-    first = sources[0] if sources else None
+    first = sources[0]
     if first is None or any(s is None or s[1:] != first[1:] for s in sources):
         return False
     if not moves_integers(node.attributes, first[2]):

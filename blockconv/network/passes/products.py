@@ -15,17 +15,13 @@ MOST_MASK = 1 << 24  # elements of a mask that several constants become
 
 
 @rule
-def _reads_transposed(edit: Edit, node: Node, a: MatMul | Attention) -> bool:
+def _reads_transposed(edit: Edit, node: Node, a: MatMul | Attention, before: Node, b: Transpose, at: int) -> bool:
     """A product reads its operands in the order of axes that they have before a transpose."""
-    for k in range(len(a.orders) - 1):
-        before = edit.private(node.inputs[k], Transpose)
-        if before is None:
-            continue
-        perm = before.attributes.perm
-        order = tuple(perm[axis] for axis in a.orders[k] or range(len(perm)))
-        if edit.skip(before, node, replace(a, orders=(*a.orders[:k], order, *a.orders[k + 1 :])), k):
-            return True
-    return False
+    *orders, last = a.orders
+    if at == len(orders):  # a mask
+        return False
+    orders[at] = tuple(b.perm[axis] for axis in orders[at] or range(len(b.perm)))
+    return edit.skip(before, node, replace(a, orders=(*orders, last)), at)
 
 
 @rule
@@ -101,7 +97,7 @@ def _goes_up(edit: Edit, found: _Scores) -> bool:
 def _up_affine(edit: Edit, node: Node, a: Affine, found: _Scores) -> bool:
     scale, shift = edit.parameters(node)
     factor = even(scale)
-    if factor is None or not np.isfinite(factor) or not a.activation.is_identity:
+    if factor is None or not a.activation.is_identity:
         return False
     if shift.any():
         found.add(shift.reshape(axis_shape(1, len(found.shape))))
@@ -125,7 +121,7 @@ def _up_binary(edit: Edit, node: Node, a: Binary, found: _Scores) -> bool:
             found.add(constant, 1.0 if a.kind == "add" else -1.0)
         else:
             factor = even(constant)
-            if factor is None or not np.isfinite(factor) or (a.kind == "div" and factor == 0):
+            if factor is None or (a.kind == "div" and factor == 0):
                 continue
             found.factor *= factor if a.kind == "mul" else 1 / factor
         found.name = other
@@ -162,18 +158,13 @@ def _mask(edit: Edit, node: Node, found: _Scores) -> Names:
 
 
 @rule
-def _takes_scale(edit: Edit, node: Node, a: Attention) -> bool:
+def _takes_scale(edit: Edit, node: Node, a: Attention, before: Node, b: Affine, at: int) -> bool:
     """Attention multiplies scores by the number that its operands were multiplied by before."""
-    for k in (0, 1):
-        before = edit.private(node.inputs[k], Affine)
-        if before is None or not before.attributes.activation.is_identity:
-            continue
-        scale, shift = edit.parameters(before)
-        factor = even(scale)
-        if factor is None or not np.isfinite(factor) or shift.any():
-            continue
-        return edit.skip(before, node, replace(a, scale=a.scale * factor), k)
-    return False
+    scale, shift = edit.parameters(before)
+    factor = even(scale)
+    if at > 1 or factor is None or shift.any() or not b.activation.is_identity:
+        return False
+    return edit.skip(before, node, replace(a, scale=a.scale * factor), at)
 
 
 @rule

@@ -14,9 +14,10 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.python import bounded_cache
 from blockconv.core.text import free_name
 from blockconv.core.types import Array, ElementType, element
-from blockconv.network.graph import Network, Node, holds, same_array
+from blockconv.network.graph import Network, Node, holds, inferred, same_array
 from blockconv.network.limits import Limits
 from blockconv.network.ops import Convolution, Op, Reshape
+from blockconv.network.ops.rule import Tensor
 
 
 class Found(Node):
@@ -37,17 +38,17 @@ class Edit:
         self._producers: dict[str, Any] = dict(network.producers)
         # An output is read by the caller too.
         self._reads = {name: len(nodes) + (name in network.outputs) for name, nodes in network.readers.items()}
-        self._values = {name: (tensor.shape, tensor.type) for name, tensor in network.tensors.items()}
+        self._values = dict(network.tensors)
 
     # -- looking
 
     def shape(self, name: str) -> Shape:
         """A value's shape."""
-        return self._values[name][0]
+        return self._values[name].shape
 
     def type(self, name: str) -> ElementType:
         """A value's element type."""
-        return self._values[name][1]
+        return self._values[name].type
 
     def producer(self, name: str, *kinds: builtins.type[Op]) -> Found | None:
         """The node that produces a value, if it is of one of these kinds."""
@@ -104,8 +105,13 @@ class Edit:
         """A new constant, under a name like `name`."""
         free = self.value_name(name)
         self.constants[free], self._reads[free] = value, 0
-        self._values[free] = value.shape, element(value.dtype)
+        self._values[free] = Tensor(free, value.shape, element(value.dtype))
         return free
+
+    def stored(self, node: Node, **values: Array | None) -> Names:
+        """New constants, under names like the node's with these ends; empty if one of them is None."""
+        known = [(f"{node.name}.{end}", value) for end, value in values.items() if value is not None]
+        return tuple(self.constant(*one) for one in known) if len(known) == len(values) else ()
 
     def replace(self, old: Iterable[Node], *new: Node) -> bool:
         """Replace `old` by `new`, in order, at the last one's position. The last of `new` makes the last one's value.
@@ -143,7 +149,8 @@ class Edit:
         False, and nothing is done, if its value is an output, or of another shape or type than its input.
         """
         source = node.src
-        if node.output in self.network.outputs or self._values[node.output] != self._values[source]:
+        same = replace(self._values[source], name=node.output)
+        if node.output in self.network.outputs or self._values[node.output] != same:
             return False
         self.replace((node,))
         if source in self._producers:
@@ -157,7 +164,7 @@ class Edit:
 
     def fold(self, node: Node, value: Array) -> bool:
         """A node's value as a constant. False, and nothing is done, if that is of another shape or type."""
-        if (value.shape, element(value.dtype)) != self._values[node.output]:
+        if Tensor(node.output, value.shape, element(value.dtype)) != self._values[node.output]:
             return False
         self.constants[node.output] = value
         return self.replace((node,))
@@ -198,22 +205,16 @@ class Edit:
         self._producers[node.output] = node
         self._reads.setdefault(node.output, 0)
         if node.output not in self._values:
-            self._values[node.output] = _inferred(node, self._values)
+            self._values[node.output] = inferred(node, *node.among(self._values))
 
     def _keeps_values(self, nodes: Iterable[Node]) -> bool:
         """Whether nodes can be made in this order, and keep the shapes and types of values that are known."""
         values = dict(self._values)
         try:
-            return all(values.setdefault(n.output, made) == made for n in nodes for made in [_inferred(n, values)])
+            every = ((n.output, inferred(n, *n.among(values))) for n in nodes)
+            return all(values.setdefault(name, made) == made for name, made in every)
         except ArgumentError:
             return False
-
-
-def _inferred(node: Node, values: Mapping[str, tuple[Shape, ElementType]]) -> tuple[Shape, ElementType]:
-    """The shape and the type of a node's output."""
-    a = node.attributes
-    given = a.operands(*node.among(values))
-    return a.infer(*[v and v[0] for v in given]), a.infer_type(*[v and v[1] for v in given])
 
 
 Rule = Callable[..., bool]  # of an edit and a node, and of what a pass gives by keyword
@@ -224,19 +225,25 @@ def rule(of: Callable[..., bool], shared: bool = False) -> Rule:
 
     It is called with the edit, the node and its attributes. A fourth parameter that is a node is the maker of the first
     input, which nothing else reads. The fifth is the maker's attributes, and their type says which makers these are.
+    If the sixth is a number, it is an input's, and the rule is for the maker of each input.
 
     shared: also if others read that input.
     """
     _, _, kind, *others = of.__annotations__.values()
     before: Any = others[1] if others[0] is Node else None
+    is_of_each = others[2:3] == [int]
 
     def apply(edit: Edit, node: Node, **more: Any) -> bool:
         if not isinstance(node.attributes, kind):
             return False
         if before is None:
             return of(edit, node, node.attributes, **more)
-        found = (edit.producer if shared else edit.private)(node.src, before)
-        return found is not None and of(edit, node, node.attributes, found, found.attributes, **more)
+        for at, name in enumerate(node.inputs if is_of_each else node.inputs[:1]):
+            found = (edit.producer if shared else edit.private)(name, before)
+            number = (at,) if is_of_each else ()
+            if found is not None and of(edit, node, node.attributes, found, found.attributes, *number, **more):
+                return True
+        return False
 
     return apply
 

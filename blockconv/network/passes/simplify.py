@@ -75,49 +75,35 @@ def elementwise_after_reshape(edit: Edit, node: Node, a: Activate | Affine | Cas
 
 
 @rule
-def _binary_after_reshape(edit: Edit, node: Node, a: Binary) -> bool:
+def _binary_after_reshape(edit: Edit, node: Node, a: Binary, before: Node, b: Reshape, at: int) -> bool:
     """A binary op with a constant for each channel goes before a reshape: a bias after a product of matrices."""
-    for at, other, constant in edit.constant_operands(node):
-        before = edit.private(other, Reshape)
-        if before is None:
-            continue
-        src, dst = edit.shape(before.src), edit.shape(node.output)
-        wide = of_rank(constant.shape, len(dst))
-        axes = [axis for axis, size in enumerate(wide) if size > 1]
-        if len(src) < 2 or 0 in dst or edit.shape(before.output) != dst or len(axes) != 1:
-            continue
-        axis = axes[0]
-        if (src[1], src[0]) != (wide[axis], math.prod(dst[:axis])) or src[:2] == dst[:2]:
-            continue
-        along = edit.constant(f"{node.name}.channels", constant.reshape(axis_shape(1, len(src))))
-        inputs = (before.src, along)
-        return edit.exchange(before, node, inputs if at else inputs[::-1])
-    return False
+    constant, src, dst = edit.constants.get(node.inputs[1 - at]), edit.shape(before.src), edit.shape(node.output)
+    if constant is None or len(src) < 2 or 0 in dst or edit.shape(before.output) != dst:
+        return False
+    wide = of_rank(constant.shape, len(dst))
+    axes = [(size, math.prod(dst[:axis])) for axis, size in enumerate(wide) if size > 1]
+    if axes != [(src[1], src[0])] or src[:2] == dst[:2]:
+        return False
+    along = edit.constant(f"{node.name}.channels", constant.reshape(axis_shape(1, len(src))))
+    return edit.exchange(before, node, (along, before.src) if at else (before.src, along))
 
 
-@rule
-def _broadcast_once(edit: Edit, node: Node, a: Binary) -> bool:
+@functools.partial(rule, shared=True)
+def _broadcast_once(edit: Edit, node: Node, a: Binary, before: Node, b: Binary, at: int) -> bool:
     """Arithmetic broadcasts operands itself, so it reads an operand as it was before a product with ones."""
-    for at in (0, 1):
-        before = edit.producer(node.inputs[at], Binary)
-        if not before or before.attributes.kind != "mul" or not before.attributes.activation.is_identity:
-            continue
-        for k in (0, 1):
-            ones, other = edit.constants.get(before.inputs[k]), node.inputs[1 - at]
-            if ones is not None and edit.shape(other) == edit.shape(node.output) and even(ones) == 1:
-                src = before.inputs[1 - k]
-                return edit.replace((node,), replace(node, inputs=(src, other) if at == 0 else (other, src)))
+    other = node.inputs[1 - at]
+    if b.kind != "mul" or not b.activation.is_identity or edit.shape(other) != edit.shape(node.output):
+        return False
+    for _, src, ones in edit.constant_operands(before):
+        if even(ones) == 1:
+            return edit.replace((node,), replace(node, inputs=(other, src) if at else (src, other)))
     return False
 
 
 @rule
-def _concat_of_concat(edit: Edit, node: Node, a: Concat) -> bool:
-    for i, name in enumerate(node.inputs):
-        before = edit.private(name, Concat)
-        if before and before.attributes == a:
-            inputs = (*node.inputs[:i], *before.inputs, *node.inputs[i + 1 :])
-            return edit.replace((before, node), replace(node, inputs=inputs))
-    return False
+def _concat_of_concat(edit: Edit, node: Node, a: Concat, before: Node, b: Concat, at: int) -> bool:
+    inputs = (*node.inputs[:at], *before.inputs, *node.inputs[at + 1 :])
+    return a == b and edit.replace((before, node), replace(node, inputs=inputs))
 
 
 @rule
@@ -247,16 +233,15 @@ def stored(value: Array, type: ElementType, beside: Array | None = None, least: 
 def put_affine(edit: Edit, old: tuple[Node, ...], src: str, scale: Array, shift: Array, act: Activation) -> bool:
     """Replace `old` by one affine op of `src`, with the last one's name. False if the type cannot hold the numbers."""
     last, type = old[-1], edit.type(src).computed
-    made = stored(scale, type, least=0.0), stored(shift, type)
-    if made[0] is None or made[1] is None:
-        return False
-    parameters = (edit.constant(f"{last.name}.scale", made[0]), edit.constant(f"{last.name}.shift", made[1]))
-    return edit.replace(old, Node(last.name, Affine(act), (src,), last.output, parameters))
+    parameters = edit.stored(last, scale=stored(scale, type, least=0.0), shift=stored(shift, type))
+    made = Node(last.name, Affine(act), (src,), last.output, parameters)
+    return bool(parameters) and edit.replace(old, made)
 
 
 def even(value: Array) -> float | None:
-    """The one number that an array holds; None if it holds several."""
-    return float(value.flat[0]) if value.size and (value == value.flat[0]).all() else None
+    """The one finite number that an array holds; None if it holds others."""
+    first = float(value.flat[0]) if value.size else math.nan
+    return first if math.isfinite(first) and (value == value.flat[0]).all() else None
 
 
 def _channels(value: Array, src: Shape) -> Array | None:

@@ -191,7 +191,6 @@ def _normalised(edit: Edit, node: Node, x: str, root: str) -> bool:
         and sqrt.activation == activation("sqrt", alone=True)
         and factor == 1
         and epsilon is not None
-        and math.isfinite(epsilon)
         and line.activation.is_identity
         and product.activation.is_identity
     )
@@ -230,12 +229,9 @@ def _affine_into_norm(edit: Edit, node: Node, a: Affine, before: Node, norm: Gro
     """Scale and shift of channels after a normalisation are its own."""
     if not a.activation.is_identity:
         return False
-    factors = [stored(each, edit.type(node.output).computed) for each in joined_factors(edit, before, node)]
-    known = [each for each in factors if each is not None]
-    if len(known) < 2:
-        return False
-    parameters = tuple(map(edit.constant, (f"{node.name}.scale", f"{node.name}.shift"), known))
-    return edit.merge(before, node, norm, name=node.name, parameters=parameters)
+    scale, shift = (stored(each, edit.type(node.output).computed) for each in joined_factors(edit, before, node))
+    parameters = edit.stored(node, scale=scale, shift=shift)
+    return bool(parameters) and edit.merge(before, node, norm, name=node.name, parameters=parameters)
 
 
 @rule
