@@ -156,12 +156,14 @@ def quantized_bias(
         folded = folded - zero_point * _sums(weight, form).astype(np.int64)
     if bias is not None:
         folded = folded + bias
-    packed = pack_bias(problem, folded, form, np.int32)
-    if not types.is_requantized:
-        return packed
-    scales = [np.broadcast_to(each, (problem.oc,)) for each in (after.scales.sums, *after.factors)]
-    arrays = [packed, *(pack_bias(problem, each, form, np.float32).view(np.int32) for each in scales)]
-    return np.concatenate([array.reshape(-1) for array in arrays])
+    return _packed(problem, form, folded, *((after.scales.sums, *after.factors) if types.is_requantized else ()))
+
+
+def _packed(problem: Conv2dProblem, form: WeightForm, *parts: Array) -> Array:
+    """Integers of the output channels as int32, floats as the bits of float32, one part after the other."""
+    every = (np.broadcast_to(part, np.shape(part) or (problem.oc,)) for part in parts)
+    packed = [pack_bias(problem, part, form, np.int32 if part.dtype.kind == "i" else np.float32) for part in every]
+    return np.concatenate([part.reshape(-1).view(np.int32) for part in packed])
 
 
 def _sums(weight: Array, form: WeightForm) -> Array:
@@ -184,13 +186,8 @@ def weight_sums(
     if form.pieces:
         (piece,) = form.pieces
         return weight_sums(piece.problem, piece.of(weight), bias, piece.form, types, given)
-    sums = _sums(weight, form)
-    parts = [pack_bias(problem, sums, form, np.int32)]
-    if types.is_requantized:
-        parts.append(pack_bias(problem, np.broadcast_to(given.scale, (problem.oc,)), form, np.float32))
-    if bias is not None:
-        parts.append(pack_bias(problem, bias, form, np.float32))
-    return np.concatenate([part.reshape(-1).view(np.int32) for part in parts])
+    scales, biases = [given.scale] * types.is_requantized, [] if bias is None else [bias]
+    return _packed(problem, form, _sums(weight, form), *scales, *biases)
 
 
 def epilogue_of(after: Requantization) -> Epilogue:

@@ -580,6 +580,13 @@ def computed(node: Node, inputs: Sequence[Array], parameters: Sequence[Array], t
         raise named_error(title or str(node), error) from error
 
 
+def folded(node: Node, constants: Mapping[str, Array], type: ElementType) -> Array | None:
+    """The elements, of this type, that a node makes of constants; None if it reads others, or is computed later."""
+    if not node.attributes.folds or type.is_packed or not constants.keys() >= {*node.operands}:
+        return None
+    return held(computed(node, *node.among(constants)), type)
+
+
 def named_error(title: str, error: ArgumentError) -> NetworkError:
     """The error of an op as an error of its node."""
     return NetworkError(title, error.argument, error.value, error.rule, error.remedy)

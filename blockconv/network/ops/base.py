@@ -68,6 +68,7 @@ class Op(Record):
     is_exact: whether `compute` takes all elements as they are; other ops get floats as float64.
     folds: whether it is computed at once where all its operands are constants.
     packs: whether kernels get weights that flow, which each run packs.
+    reads_as_dst: whether inputs after the first have the destination's layout.
     told: the names of attributes that are options of a row's primitive, if they are not None.
     infer: the output's shape, from the operands' shapes. Raises ArgumentError.
     infer_type: the output's element type, from the operands' types. Raises DtypeError. Default: the common type.
@@ -91,6 +92,7 @@ class Op(Record):
     is_exact: ClassVar[bool] = False
     folds: ClassVar[bool] = True
     packs: ClassVar[bool] = False
+    reads_as_dst: ClassVar[bool] = False
     told: ClassVar[Names] = ("activation",)
 
     infer: ClassVar[Callable[..., Shape]]
@@ -159,7 +161,8 @@ class Op(Record):
 
         Inputs of other dimensions than the leading one are row-major.
         """
-        return tuple(src if tensor.rank == src.ndim else row_major(tensor.rank) for tensor in site.inputs)
+        every = zipped(site.inputs, (src, *[dst if self.reads_as_dst else src] * (len(site.inputs) - 1)))
+        return tuple(layout if tensor.rank == layout.ndim else row_major(tensor.rank) for tensor, layout in every)
 
     def dst_layout(self, site: Site, dst: Layout) -> Layout:
         """The output's layout for a kernel's request."""

@@ -94,7 +94,7 @@ class FlowingConv2d(_OfWeights):
     inputs = range(2, 4)
     packs = True
 
-    def problem(self, *shapes: Shape) -> Any:
+    def problem(self: Any, *shapes: Shape) -> Any:
         return self.of.problem(*shapes[:2])
 
     infer, infer_type, compute = map(_of_constant, ("infer", "infer_type", "compute"))
@@ -115,6 +115,7 @@ class Conv2dBackwardWeights(_OfWeights):
     inputs = range(2, 3)
     takes = FLOATS
     told = "weights", "bias"
+    reads_as_dst = True
     kernel: Pair = (1, 1)
     bias: bool = False
 
@@ -146,9 +147,6 @@ class Conv2dBackwardWeights(_OfWeights):
     def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
         yield self.op, self.problem_at(site), srcs, srcs  # the row's destination is the gradient that it reads
 
-    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        return src, dst
-
     def dst_layout(self, site: Site, dst: Layout) -> Layout:
         return self.weights
 
@@ -160,8 +158,7 @@ class MaxPool2dIndices(Trained):
     takes = FLOATS
     of: Pool2d
 
-    def problem(self, *shapes: Shape) -> Any:
-        return self.of.problem(*shapes)
+    problem = FlowingConv2d.problem
 
     def further(self, site: Site) -> Further:
         return ((None, element("int64")),)

@@ -11,7 +11,6 @@ import numpy as np
 from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.checks import Pads, Pair, Shape, check_rank, check_same, reached_end, whole
 from blockconv.core.errors import ArgumentError
-from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import (
     AdaptivePool2dProblem,
     Conv2dProblem,
@@ -24,7 +23,7 @@ from blockconv.core.python import bounded_cache, zipped
 from blockconv.core.quantization import PLAIN, Quantization
 from blockconv.core.types import Array, ElementType, Types, element
 from blockconv.network.ops.base import Op, Solved, check_type, common_type, converted_types, framed
-from blockconv.network.ops.rule import ALL_PIXELS, Axes, Layouts, Reads, Site, same_pixels, windows_of
+from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reads, Site, same_pixels, windows_of
 
 __all__ = ["AdaptivePool2d", "Conv2d", "ConvTranspose2d", "Convolution", "IntegerConvolution", "Pool2d", "Weighted"]
 
@@ -89,6 +88,7 @@ class Convolution(Weighted):
 
     op = "conv2d"
     inputs = range(1, 3)
+    reads_as_dst = True
 
     def problem(self, src: Shape, wei: Shape) -> Conv2dProblem:
         check_rank(self.op, src, 4)
@@ -99,10 +99,6 @@ class Convolution(Weighted):
             raise ArgumentError(self.op, "weight", wei, rule, remedy)
         oc, _, kh, kw = wei
         return _conv2d_problem(*src, oc, kh, kw, *window_fields(self.stride, self.pads, self.dilation, self.groups))
-
-    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        # A residual has the destination's layout.
-        return (src, *(dst if tensor.rank == 4 else row_major(tensor.rank) for tensor in site.inputs[1:]))
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         return [windows_of(self.problem_at(site)), *[same_pixels(axes)] * (len(site.inputs) - 1)]

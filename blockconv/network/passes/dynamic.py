@@ -47,7 +47,7 @@ def _factor(edit: Edit, name: str) -> _Factor | None:
         is_scale = edit.producer(part.src, FindQuantization) is not None and (a.begin, a.size) == (0, 1)
         return _Factor(part.src, np.ones((), np.float32)) if is_scale else None
     product = edit.producer(name, Binary)
-    if product is None or product.attributes.kind != "mul" or not product.attributes.activation.is_identity:
+    if product is None or product.attributes != Binary("mul"):
         return None
     for _, other, constant in edit.constant_operands(product):
         inner = _factor(edit, other)
@@ -60,7 +60,7 @@ def _factor(edit: Edit, name: str) -> _Factor | None:
 def _scale(edit: Edit, node: Node, a: Binary) -> bool:
     """A value times a factor, where the value is made of sums alone, which take the factor in."""
     shape = edit.shape(node.output)
-    if a.kind != "mul" or not a.activation.is_identity:
+    if a != Binary("mul"):
         return False
     for value, other in (node.inputs, node.inputs[::-1]):
         factor = _factor(edit, other)

@@ -19,7 +19,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.text import take_name
 from blockconv.core.types import ElementType, Types
 from blockconv.dispatch.selection import rows_for
-from blockconv.network.graph import Network, Node, computed, held, taken_names
+from blockconv.network.graph import Network, Node, folded, taken_names
 from blockconv.network.ops import (
     AdaptivePool2d,
     Concat,
@@ -60,11 +60,12 @@ def _without_empty(network: Network) -> Network:
             continue
         if isinstance(node.attributes, Concat):
             node = replace(node, inputs=tuple(name for name in node.inputs if name not in empty))
-        node, type = node.reading(names), tensors[node.output].type
-        if node.attributes.folds and not type.is_packed and constants.keys() >= {*node.operands}:
-            constants[node.output] = held(computed(node, *node.among(constants)), type)
-        else:
+        node = node.reading(names)
+        value = folded(node, constants, tensors[node.output].type)
+        if value is None:
             nodes.append(node)
+        else:
+            constants[node.output] = value
     return drop_dead_code(network.changed(nodes, constants))
 
 

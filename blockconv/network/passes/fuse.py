@@ -16,7 +16,7 @@ from blockconv.core.activation import Activation, ActivationKind, activation
 from blockconv.core.errors import NetworkError
 from blockconv.core.python import zipped
 from blockconv.core.types import FloatType, element, ieee
-from blockconv.network.graph import Network, Node, computed
+from blockconv.network.graph import Network, Node, folded
 from blockconv.network.ops import (
     Activate,
     AdaptivePool2d,
@@ -65,14 +65,8 @@ def fold_constants(network: Network) -> Network:
     """Nodes whose inputs are all constants become constants."""
 
     def rule(edit: Edit, node: Node) -> bool:
-        if not all(name in edit.constants for name in node.operands):
-            return False
-        if not node.attributes.folds:
-            return False
-        if network.tensors[node.output].type.is_packed:  # which no array of NumPy's is
-            return False
-        value = computed(node, *node.among(edit.constants))
-        return edit.fold(node, value.astype(network.tensors[node.output].type.dtype))
+        value = folded(node, edit.constants, edit.type(node.output))
+        return value is not None and edit.fold(node, value)
 
     return rewritten(network, rule)
 

@@ -92,7 +92,7 @@ def _binary_after_reshape(edit: Edit, node: Node, a: Binary, before: Node, b: Re
 def _broadcast_once(edit: Edit, node: Node, a: Binary, before: Node, b: Binary, at: int) -> bool:
     """Arithmetic broadcasts operands itself, so it reads an operand as it was before a product with ones."""
     other = node.inputs[1 - at]
-    if b.kind != "mul" or not b.activation.is_identity or edit.shape(other) != edit.shape(node.output):
+    if b != Binary("mul") or edit.shape(other) != edit.shape(node.output):
         return False
     for _, src, ones in edit.constant_operands(before):
         if even(ones) == 1:

@@ -185,14 +185,13 @@ def _normalised(edit: Edit, node: Node, x: str, root: str) -> bool:
     factor, epsilon = map(even, edit.parameters(found[1]))
     nodes += found
     is_norm = (
-        product.kind == "mul"
+        product == Binary("mul")
         and found[3].inputs == (x, x)
         and variance.keepdims
         and sqrt.activation == activation("sqrt", alone=True)
         and factor == 1
         and epsilon is not None
         and line.activation.is_identity
-        and product.activation.is_identity
     )
     if not is_norm:
         return False

@@ -220,9 +220,8 @@ def _solve(problem: LayoutProblem, options: Options) -> Solution:
     if isinstance(asked, Layout):
         return fixed(problem, asked)
     solver = greedy if options.planner == "greedy" else _optimal
-    if asked == "auto" or isinstance(asked, tuple):
+    if not isinstance(asked, Mapping):
         return solver(problem)
-    assert isinstance(asked, Mapping)
 
     def keep(step: Step, choice: Choice) -> bool:
         wanted = asked.get(step.name, choice.dst)

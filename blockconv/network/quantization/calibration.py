@@ -118,13 +118,17 @@ def measured(
         found = plan.by_name(**sample)
         for name in names:
             value = np.asarray(found[name] if name in found else sample[name])
-            low, high = _extent(k, name, value)
-            known = ranges.get(name, (low, high))
-            ranges[name] = min(low, known[0]), max(high, known[1])
+            widen(ranges, name, _extent(k, name, value))
             if name in counts:
                 counts[name] += np.bincount(_bins(value), minlength=BINS)
     inner = {name: _inner(count, ranges[name], percentile) for name, count in counts.items()}
     return Calibration(inner or ranges, method)
+
+
+def widen(ranges: dict[str, tuple[float, float]], name: str, found: tuple[float, float]) -> None:
+    """Let the range of this name hold what was found, too."""
+    low, high = ranges.get(name, found)
+    ranges[name] = min(low, found[0]), max(high, found[1])
 
 
 def _extent(sample: int, name: str, value: Array) -> tuple[float, float]:

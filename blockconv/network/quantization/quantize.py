@@ -25,6 +25,7 @@ from blockconv.network.quantization.calibration import (
     flowing,
     measured,
     read_samples,
+    widen,
     with_outputs,
 )
 from blockconv.network.quantization.report import LayerReport, QuantizationReport, decibels
@@ -195,9 +196,7 @@ def _integers(
         raise ArgumentError(OP, "calibration", calibration.method, rule, "give a calibration of this network")
     ranges: dict[str, tuple[float, float]] = {}
     for name, root in shared.items():
-        low, high = calibration.ranges[name]
-        known = ranges.get(root, (low, high))
-        ranges[root] = min(low, known[0]), max(high, known[1])
+        widen(ranges, root, calibration.ranges[name])
     bytes_ = {root for name, root in shared.items() if name in kept}
     wide: Any = element(dtype).unpacked.name
     types = {root: wide if root in bytes_ else dtype for root in ranges}
