@@ -147,7 +147,7 @@ def gradients(
     """(gradient of the input, of the weight, of the bias) of an output with these bounds: see `normalized`."""
     op, x = "batch_norm_backward", given_array("batch_norm_backward", "input", input)
     beside = *_factors(op, parameters, x), by_channel(op, "mean", mean, x), by_channel(op, "inverse", inverse, x)
-    found = _GRADIENTS((input, grad), (), bounds != UNBOUNDED, (*beside, _numbers(0.0, *bounds)), out)
+    found = _GRADIENTS((input, grad), (0.0,), bounds != UNBOUNDED, (*beside, _numbers(0.0, *bounds)), out)
     return found[0], found[1], found[2]
 
 
@@ -206,35 +206,31 @@ def _one_by_one(layout: Layout) -> Layout:
     return layout if layout.blocks[0] == 1 else NCHW
 
 
-def _solve_batch(
-    op: str, call: Call, buffers: Names, epsilon: tuple[float, ...], results: int, extra: bool
-) -> Computation:
-    """results: how many, each with a number for each channel, there are beside the first."""
+def _solve_batch(call: Call) -> Computation:
+    """kind: of the gradient, whether the output had bounds; else whether mean and variance are given, to be updated."""
+    is_gradient, kind = "grad" in call.arrays, call.kind
+    op = (_GRADIENTS if is_gradient else _NORM).op
     x = check_alike(op, call.arrays)
     if x.shape[0] * x.shape[2] * x.shape[3] < 2 or x.shape[1] < 1:
         raise ArgumentError(op, "input", x.shape, "has to have at least two elements of each channel")
     with raised_by(op):
-        problem = BatchNormProblem(x.shape, *epsilon)
-    return _computation(call, op, problem, _one_by_one(x.layout), buffers, [x.shape[1:2]] * results, extra=extra)
-
-
-def _solve_forward(call: Call) -> Computation:
-    running = call.kind  # whether mean and variance are given, to be updated
-    new = ["out3" if running[0] else "", f"out{3 + running[0]}" if running[1] else ""]
-    buffers = "input", "weight", "bias", "out", "out1", "out2", "residual", *_RUNNING, *new, "numbers"
-    return _solve_batch("batch_norm", call, buffers, call.options, 2 + sum(running), "residual" in call.arrays)
-
-
-def _solve_gradients(call: Call) -> Computation:
-    buffers = "input", "grad", *_GIVEN, "out", "out1", "out2", "numbers"
-    return _solve_batch("batch_norm_backward", call, buffers, (0.0,), 2, call.kind)
+        problem = BatchNormProblem(x.shape, *call.options)
+    results: Names = ("out", "out1", "out2")
+    if is_gradient:
+        buffers, extra, count = ("input", "grad", *_GIVEN, *results), kind, 2
+    else:
+        new = ["out3" if kind[0] else "", f"out{3 + kind[0]}" if kind[1] else ""]
+        buffers = "input", "weight", "bias", *results, "residual", *_RUNNING, *new
+        extra, count = "residual" in call.arrays, 2 + sum(kind)
+    shapes = [x.shape[1:2]] * count
+    return _computation(call, op, problem, _one_by_one(x.layout), (*buffers, "numbers"), shapes, extra=extra)
 
 
 _GIVEN = "weight", "bias", "mean", "inverse"
 _NORM = Frame(
-    "batch_norm", ("input", "residual"), _solve_forward, ("weight", "bias", *_RUNNING, "numbers"), ("residual",)
+    "batch_norm", ("input", "residual"), _solve_batch, ("weight", "bias", *_RUNNING, "numbers"), ("residual",)
 )
-_GRADIENTS = Frame("batch_norm_backward", ("input", "grad"), _solve_gradients, (*_GIVEN, "numbers"))
+_GRADIENTS = Frame("batch_norm_backward", ("input", "grad"), _solve_batch, (*_GIVEN, "numbers"))
 
 
 @functools.lru_cache(maxsize=256)

@@ -248,7 +248,7 @@ def prepared(network: Network, options: Options, every: bool) -> tuple[Network, 
         network = widened(network, options.layouts)
     accuracy = selection.accuracy_of("compile", options.accuracy)
     machine = host()
-    reorder = _ReorderCosts(network, options.costs, machine)
+    reorder = _reorder_costs(network, options.costs, machine)
     price = functools.partial(_priced, options.costs, _weight_rate(network, machine))
     layouts, predicts = _universe(network, options, machine, every), not options.costs
     return network, Pricing(layouts, price, reorder, machine, accuracy, every or options.measure, predicts=predicts)
@@ -371,28 +371,20 @@ def _priced(costs: Mapping[str, float], weight_rate: float, one: Candidate) -> f
     return max(one.cost, one.wei_bytes / weight_rate)
 
 
-class _ReorderCosts:
+def _reorder_costs(network: Network, costs: Mapping[str, float], machine: Machine) -> Reorder:
     """The kernel's prediction on one thread; 0 where the bytes are the same; a user's own by `reorder_key`."""
+    tensors = network.tensors  # not the network, whose weights a plan may give up
 
-    def __init__(self, network: Network, costs: Mapping[str, float], machine: Machine) -> None:
-        self._tensors, self._costs = network.tensors, costs  # not the network, whose weights a plan may give up
-        self._machine = machine
-        self._known: dict[tuple[str, Layout, Layout], float] = {}
-
-    def __call__(self, name: str, src: Layout, dst: Layout) -> float:
-        key = name, src, dst
-        if key not in self._known:
-            self._known[key] = self._cost(self._tensors[name], src, dst)
-        return self._known[key]
-
-    def _cost(self, tensor: Tensor, src: Layout, dst: Layout) -> float:
-        if src != dst and same_bytes(tensor.shape, src, dst):
+    @functools.cache
+    def seconds(name: str, src: Layout, dst: Layout) -> float:
+        shape, type = tensors[name].shape, tensors[name].type
+        if src != dst and same_bytes(shape, src, dst):
             return 0.0
-        given = self._costs.get(reorder_key(tensor.shape, src, dst)) if self._costs else None
-        if given is not None:
-            return given
-        itemsize = 0 if tensor.type.is_packed else tensor.type.itemsize
-        return BETWEEN_OPS + reorder_seconds(self._machine, tensor.shape, src, dst, itemsize)
+        given = costs.get(reorder_key(shape, src, dst)) if costs else None
+        itemsize = 0 if type.is_packed else type.itemsize
+        return BETWEEN_OPS + reorder_seconds(machine, shape, src, dst, itemsize) if given is None else given
+
+    return seconds
 
 
 def cost_key(candidate: Candidate, threads: int) -> str:
