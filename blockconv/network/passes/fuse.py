@@ -147,8 +147,7 @@ def _flat_conv(edit: Edit, node: Node, a: Convolution, flat: Node, b: Reshape) -
         return False
     weight = edit.constants[node.parameters[0]].reshape(wei[0], *src[1:])
     parameters = (edit.constant(f"{node.name}.weight", weight), *node.parameters[1:])
-    conv = replace(node, inputs=flat.inputs, parameters=parameters)
-    return edit.replace((flat, node) if edit.reads(flat.output) == 1 else (node,), conv)
+    return edit.skip(flat, node, a, parameters=parameters)
 
 
 def fuse_epilogues(network: Network, dtype: FloatType = "float32") -> Network:
@@ -215,8 +214,7 @@ def _parallel_convs(edit: Edit, node: Node, a: Binary, conv: Node, b: Conv2d, at
     made = simplify.stored(weight, type, np.abs(weight).max(axis=(1, 2, 3), keepdims=True))
     parameters = edit.stored(conv, weight=made, bias=simplify.stored(wide.bias + more.bias, type.computed))
     attributes = replace(b, activation=a.activation)
-    fused = replace(conv, attributes=attributes, output=node.output, parameters=parameters)
-    return bool(parameters) and edit.replace((*more.old, conv, node), fused)
+    return bool(parameters) and edit.merge(conv, node, attributes, *more.old, parameters=parameters)
 
 
 def _branch(edit: Edit, name: str, beside: Any, dtype: FloatType = "float32") -> _Branch | None:

@@ -149,7 +149,7 @@ def _quantize_of_dequantize(edit: Edit, node: Node, a: Quantize) -> bool:
     if (a.dst, element(a.dtype)) == source[1:]:
         attributes = Reshape((0,) * len(edit.shape(node.output)))  # changes nothing, and vanishes
     gone = _only_read_here(edit, node.inputs)
-    return edit.replace((*gone, node), replace(node, attributes=attributes, inputs=(source[0],)))
+    return edit.become(node, attributes, *gone, inputs=(source[0],))
 
 
 # ---------------------------------------------------------------- what computes
@@ -171,8 +171,8 @@ def _conv_of_integers(edit: Edit, node: Node, a: Conv2d) -> bool:
         parameters.append(edit.constant(f"{node.name}.bias", bias))
     common = a.stride, a.pads, a.dilation, a.groups, a.activation
     attributes = QuantizedConv2d(*common, src=source[1], wei=given, dtype="float32")
-    conv = replace(node, attributes=attributes, inputs=(source[0], *node.inputs[1:]), parameters=tuple(parameters))
-    return edit.replace((*_only_read_here(edit, node.inputs[:1]), node), conv)
+    gone, inputs = _only_read_here(edit, node.inputs[:1]), (source[0], *node.inputs[1:])
+    return edit.become(node, attributes, *gone, inputs=inputs, parameters=tuple(parameters))
 
 
 @rule
@@ -261,8 +261,7 @@ def _conv_stores(edit: Edit, node: Node, a: Quantize, conv: Node, b: QuantizedCo
         gone = _only_read_here(edit, inputs[1:])
         inputs, residual = (inputs[0], source[0]), source[1]
     attributes = replace(b, dtype=a.dtype, dst=a.dst, residual=residual)
-    fused = replace(conv, attributes=attributes, inputs=inputs, output=node.output)
-    return edit.replace((*gone, conv, node), fused)
+    return edit.merge(conv, node, attributes, *gone, inputs=inputs)
 
 
 @rule
@@ -278,8 +277,7 @@ def _op_stores(edit: Edit, node: Node, a: Quantize, before: Node, of: Op) -> boo
         return False
     attributes = Quantized(of, tuple(source[1] for source in found), a.dst, a.dtype)
     gone = _only_read_here(edit, before.inputs)
-    made = replace(before, attributes=attributes, inputs=tuple(s[0] for s in found), output=node.output)
-    return edit.replace((*gone, before, node), made)
+    return edit.merge(before, node, attributes, *gone, inputs=tuple(source[0] for source in found))
 
 
 @rule

@@ -169,18 +169,23 @@ class Edit:
         self.constants[node.output] = value
         return self.replace((node,))
 
-    def merge(self, before: Node, node: Node, attributes: Op, **parts: Any) -> bool:
-        """`before` takes `node` in: it makes the value of both, with these attributes and other parts."""
-        return self.replace((before, node), replace(before, attributes=attributes, output=node.output, **parts))
+    def become(self, node: Node, attributes: Op, *gone: Node, **parts: Any) -> bool:
+        """`node` does another op, with other parts, and takes these nodes in."""
+        return self.replace((*gone, node), replace(node, attributes=attributes, **parts))
+
+    def merge(self, before: Node, node: Node, attributes: Op, *gone: Node, **parts: Any) -> bool:
+        """`before` takes `node` in, and these: it makes the value of all, with these attributes and other parts."""
+        made = replace(before, attributes=attributes, output=node.output, **parts)
+        return self.replace((*gone, before, node), made)
 
     def skip(self, before: Node, node: Node, attributes: Op, at: int = 0, **parts: Any) -> bool:
         """`node`, with these attributes and other parts, reads the input of `before`, its input number `at`.
 
         `before` vanishes if nothing else reads it.
         """
-        old = (before, node) if self._reads[before.output] == 1 else (node,)
+        gone = [before] if self._reads[before.output] == 1 else []
         inputs = (*node.inputs[:at], before.src, *node.inputs[at + 1 :])
-        return self.replace(old, replace(node, attributes=attributes, inputs=inputs, **parts))
+        return self.become(node, attributes, *gone, inputs=inputs, **parts)
 
     def exchange(self, before: Node, node: Node, inputs: Names) -> bool:
         """`node` reads these inputs, and `before` its value, so that the second one is the first."""

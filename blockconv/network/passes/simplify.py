@@ -116,8 +116,7 @@ def _concat_of_parts(edit: Edit, node: Node, a: Concat) -> bool:
     indices = tuple(b.begin + k * b.step for b in (part.attributes for part in found) for k in range(b.size))
     if len({part.name for part in found}) < len(found) or not indices:
         return False
-    made = replace(node, attributes=Gather(a.axis, indices), inputs=found[0].inputs)
-    return edit.replace((*found, node), made)
+    return edit.become(node, Gather(a.axis, indices), *found, inputs=found[0].inputs)
 
 
 @rule
@@ -165,7 +164,7 @@ def _shuffle(edit: Edit, node: Node, a: Reshape, middle: Node, turn: Transpose) 
         return False
     for shuffle, shape, perm in _shuffles(src, dst, split):
         if _loops(shape, perm) == _loops(split, turn.perm):
-            return edit.replace((first, middle, node), replace(node, attributes=shuffle, inputs=first.inputs))
+            return edit.become(node, shuffle, first, middle, inputs=first.inputs)
     return False
 
 
@@ -283,7 +282,7 @@ def _bound_is_clip(edit: Edit, node: Node, a: Binary) -> bool:
         if constant.size == 1 and constant.ndim <= len(edit.shape(src)):
             bound = float(constant.item())
             clip = activation(("clip", bound) if a.kind == "max" else ("clip", -np.inf, bound))
-            return edit.replace((node,), replace(node, attributes=Activate(clip), inputs=(src,)))
+            return edit.become(node, Activate(clip), inputs=(src,))
     return False
 
 

@@ -69,7 +69,7 @@ def _activation(edit: Edit, node: Node, a: Affine | Binary) -> bool:
             found = activation(("hardsigmoid", *gated[::-1]))
         if _alone(edit, nodes, node):
             others = [one for one in nodes.values() if one is not node]
-            return edit.replace((*others, node), replace(node, attributes=Activate(found), inputs=(x,), parameters=()))
+            return edit.become(node, Activate(found), *others, inputs=(x,), parameters=())
     return False
 
 
@@ -243,8 +243,8 @@ def norm_of_pixels(edit: Edit, node: Node, a: Transpose, last: Node, b: Reshape)
     src = edit.shape(first.src)
     if of.groups != 1 or edit.shape(before.output)[1:] != src[1:2] or edit.shape(node.output) != src:
         return False
-    new = replace(node, attributes=replace(of, per_pixel=True), inputs=first.inputs, parameters=norm.parameters)
-    return edit.replace((first, before, norm, last, node), new)
+    gone, made = (first, before, norm, last), replace(of, per_pixel=True)
+    return edit.become(node, made, *gone, inputs=first.inputs, parameters=norm.parameters)
 
 
 SPELLED = (_activation, _norm, _affine_into_norm)
