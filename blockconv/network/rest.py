@@ -6,7 +6,7 @@ ONNX model that reads outputs of the network.
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from blockconv.core.checks import Names, Shape
@@ -43,13 +43,7 @@ class Rest:
 
     def evaluate(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Compute the outputs from the network's. The library that runs foreign nodes computes them all."""
-        found = {**values, **_session(self.model, self.constants, 1).results(values)}
-        return {name: found[name] for name in self.outputs}
-
-
-def _session(model: bytes, constants: Mapping[str, Array], threads: int) -> Any:
-    """A model whose outputs may have any shapes and types, ready to run."""
-    return runner("onnx").Session(model, threads, constants=constants)
+        return RestPlan(replace(self, head=None, read=None), None, 1).run(values)
 
 
 class RestPlan:
@@ -58,9 +52,10 @@ class RestPlan:
     make(network): how to run a network, as a function from its inputs by name to its outputs.
     """
 
-    def __init__(self, rest: Rest, make: Callable[[Any], Any], threads: int) -> None:
+    def __init__(self, rest: Rest, make: Any, threads: int) -> None:
         self.rest, self.make = rest, make
-        self._head = _session(rest.model if rest.head is None else rest.head, rest.constants, threads)
+        head = rest.model if rest.head is None else rest.head  # whose outputs may have any shapes and types
+        self._head = runner("onnx").Session(head, threads, constants=rest.constants)
         self._plans: dict[Shapes, Callable[..., dict[str, Any]]] = {}
         self._lock = threading.Lock()
 

@@ -63,7 +63,7 @@ def _is_attention(edit: Edit, node: Node, second: MatMul) -> bool:
     if second.orders[0] is not None:
         return False
     shape = edit.shape(node.src)
-    found = _Scores(node.src, shape, [node])
+    found = _Scores(node.src, shape, [])
     flat = edit.private(found.name, Reshape)
     if flat is not None and _up_reshape(edit, flat, found=found):
         found.gone.insert(0, flat)
@@ -81,7 +81,7 @@ def _is_attention(edit: Edit, node: Node, second: MatMul) -> bool:
     more = _mask(edit, node, found)
     made = Attention(found.factor, False, softmax.attributes.zero_rows, (*orders[:2], *second.orders[1:]))
     inputs = (*first.inputs, node.inputs[1], *more)
-    return edit.replace([first, *found.gone], replace(node, attributes=made, inputs=inputs))
+    return edit.become(node, made, first, *found.gone, inputs=inputs)
 
 
 def _goes_up(edit: Edit, found: _Scores) -> bool:
