@@ -233,6 +233,10 @@ class Types(NamedTuple):
         """The types of an op with int8 weights, whose products with an 8-bit or 4-bit source are added as int32."""
         return Types(element(src), replace(element("int8"), narrow=narrow), element("int32"), element(dst))
 
+    def knowing(self, **facts: Any) -> Types:
+        """The types of weights of which these facts are known: see `ElementType`."""
+        return self._replace(wei=replace(self.wei, **facts))
+
     @property
     def has_finite_weights(self) -> bool:
         """Whether a weight times zero is sure to be zero."""

@@ -6,7 +6,6 @@ so zero points cost nothing where products are added. (A window's border holds t
 """
 
 import struct
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,7 +106,7 @@ def with_weights(types: Types, weight: Array | BlockedArray, padded: bool = True
     """The types of a call's convolution by these weights. Narrow weights have a type of their own if this machine
     multiplies them faster. If images are padded, so have float weights that are known to be finite."""
     if types.wei.is_float:
-        return types._replace(wei=replace(types.wei, finite=padded and is_finite(weight, types.wei)))
+        return types.knowing(finite=padded and is_finite(weight, types.wei))
     isa = host().isa
     narrow = of_narrow(types, isa) != types and (isinstance(weight, BlockedArray) or is_narrow(weight))
     return known_weights(types, narrow, is_light(weight), isa)
@@ -115,13 +114,12 @@ def with_weights(types: Types, weight: Array | BlockedArray, padded: bool = True
 
 def known_weights(types: Types, narrow: bool, light: bool, isa: Isa) -> Types:
     """The types, where weights are known to be narrow or light (see `ElementType`)."""
-    known = of_narrow(types, isa) if narrow else types
-    return known._replace(wei=replace(known.wei, light=light))
+    return (of_narrow(types, isa) if narrow else types).knowing(light=light)
 
 
 def of_narrow(types: Types, isa: Isa) -> Types:
     """The types with narrow weights, if these have a faster multiply-accumulate; else as they are."""
-    narrow = types._replace(wei=replace(types.wei, narrow=types.wei.name == "int8"))
+    narrow = types.knowing(narrow=types.wei.name == "int8")
     return types if dot_for(narrow, isa) == dot_for(types, isa) else narrow
 
 

@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +32,7 @@ _conv2d_problem = bounded_cache(Conv2dProblem)  # inferred several times for eac
 
 @functools.lru_cache(maxsize=64)
 def _finite(types: Types) -> Types:
-    return types._replace(wei=replace(types.wei, finite=True))
+    return types.knowing(finite=True)
 
 
 class Weighted(Op):
@@ -145,7 +144,7 @@ class IntegerConvolution(Convolution):
 
     def types_at(self, site: Site) -> Types:
         types = Types.quantized(site.src.type.array_dtype, site.output.type.array_dtype)
-        return types._replace(wei=replace(types.wei, narrow=self.narrow, light=self.light))
+        return types.knowing(narrow=self.narrow, light=self.light)
 
     def int32_sums(self, src: Array, given: Quantization, wei: Array, bias: Array | None = None) -> Array:
         """The int32 sums of the products of integers, and of a bias. `given` says what `src` stands for.

@@ -5,7 +5,6 @@ The op says what it requires of the kernel table (`network.ops.rule`). The table
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from blockconv.core.errors import UnsupportedError
@@ -86,8 +85,7 @@ def element_types(node: Node, site: Site, machine: Machine) -> Types:
     types = node.attributes.types_at(site)
     if not (types.wei.narrow or types.wei.light):
         return types
-    plain = types._replace(wei=replace(types.wei, narrow=False))
-    return known_weights(plain, types.wei.narrow, types.wei.light, machine.isa)
+    return known_weights(types.knowing(narrow=False), types.wei.narrow, types.wei.light, machine.isa)
 
 
 def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate]:
