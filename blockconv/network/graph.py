@@ -28,7 +28,7 @@ from blockconv.core.types import NIBBLES, Array, ElementType, element, ieee
 from blockconv.network.foreign import counted
 from blockconv.network.limits import Limits
 from blockconv.network.ops import Dequantize, FurtherResult, Op, Reshape
-from blockconv.network.ops.rule import Site, Tensor
+from blockconv.network.ops.rule import Site, Tensor, listed
 from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
 from blockconv.network.rest import Rest
@@ -113,11 +113,11 @@ class Network:
         return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def __repr__(self) -> str:
-        ends = [
-            ", ".join(f"{name} {self.shape(name)}" for name in names)
-            for names in ([tensor.name for tensor in self.inputs], self.outputs)
-        ]
-        return f"Network({self.name}, {' -> '.join(ends)}, {len(self.nodes)} nodes)"
+        return f"Network({self.name}, {self._ends()}, {len(self.nodes)} nodes)"
+
+    def _ends(self) -> str:
+        outputs = [self.tensors[name] for name in self.outputs]
+        return f"{listed(self.inputs)} -> {listed(outputs)}"
 
     # -- looking around
 
@@ -355,10 +355,8 @@ class Network:
             shape = text.dims(self.shape(node.output))
             rows.append((node.name, node.op, ", ".join(node.inputs), node.output, shape, macs))
         table = text.table(("node", "op", "inputs", "output", "shape", "MMAC"), rows, right=(5,))
-        ins = ", ".join(f"{t.name} {t.shape}" for t in self.inputs)
-        outs = ", ".join(f"{name} {self.shape(name)}" for name in self.outputs)
         rest = f"\nthen, for shapes that depend on data: {counted(self.rest.kinds)}" if self.rest else ""
-        return f"{self.name}: {ins} -> {outs}, {len(self.nodes)} nodes\n{table}{rest}"
+        return f"{self.name}: {self._ends()}, {len(self.nodes)} nodes\n{table}{rest}"
 
 
 # For `kept_limits`: the factor of the batch, and the pixels to add to the last two axes.
@@ -455,6 +453,15 @@ def holds(nodes: Iterable[Node], *kinds: type[Op]) -> bool:
 def taken_names(network: Network) -> set[str]:
     """The names of all values and nodes."""
     return {*network.tensors, *(node.name for node in network.nodes)}
+
+
+def running(network: Network, argument: str, name: str, why: str = "") -> str:
+    """`Network.holder` of the name of a node in an argument. Raises NetworkError if no node does its work."""
+    holder = network.holder(name)
+    if holder is None:
+        rule, runs = f"names no node that runs{why}", ", ".join(node.name for node in network.nodes)
+        raise NetworkError(network.name, argument, name, rule, f"these nodes run: {runs:.200}")
+    return holder
 
 
 def check_network(op: str, network: object) -> None:

@@ -25,6 +25,7 @@ from blockconv.dispatch.selection import accuracy_of
 from blockconv.network import archive, foreign
 from blockconv.network.graph import Network, check_network, read_shape
 from blockconv.network.instance import Arenas, BoundPlan, End, measured_runs
+from blockconv.network.ops.rule import listed
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as
 from blockconv.network.planning.own import OwnCosts, OwnPlanner, chosen_by, cost_table, own_costs
@@ -147,8 +148,7 @@ def _of_shapes(network: Network, input_shapes: Any) -> Network:
     try:
         return network.with_input_shapes(input_shapes)
     except ArgumentError as error:
-        made = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in network.inputs)
-        rule, remedy = f"the network does not take them: {error}", f"its own are {made}"
+        rule, remedy = f"the network does not take them: {error}", f"its own are {listed(network.inputs)}"
         raise NetworkError("compile", "input_shapes", input_shapes, rule, remedy) from error
 
 

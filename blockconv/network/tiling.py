@@ -22,7 +22,7 @@ from blockconv.core.progress import Progress
 from blockconv.core.python import zipped
 from blockconv.core.types import Array
 from blockconv.network.graph import Network
-from blockconv.network.ops.rule import PIXELS, Reach
+from blockconv.network.ops.rule import PIXELS, Reach, listed
 from blockconv.network.reach import reaches, windows
 
 Known = Mapping[str, Mapping[int, Reach]]  # by value, and by the axis that counts its pixels
@@ -100,8 +100,8 @@ def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUA
     for a tile that is too small.
     """
     if len(network.inputs) != 1 or network.inputs[0].rank != 4:
-        names = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in network.inputs)
-        raise UnsupportedError(f"{network.name}: a tiled network has one input (N, C, H, W), not {names}")
+        said = f"a tiled network has one input (N, C, H, W), not {listed(network.inputs)}"
+        raise UnsupportedError(f"{network.name}: {said}")
     if len(shape) != 4 or shape[1] != network.inputs[0].shape[1]:
         rule = f"has to be (N, {network.inputs[0].shape[1]}, H, W)"
         remedy = axes_remedy(shape, network.inputs[0].shape, "dask.array.from_array(image)")

@@ -7,7 +7,7 @@ contiguous slice, and a concatenation whose inputs are written straight into its
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -46,6 +46,11 @@ class Tensor:
 
 
 Tensors = tuple[Tensor, ...]
+
+
+def listed(tensors: Iterable[Tensor]) -> str:
+    """Names and shapes."""
+    return ", ".join(f"{tensor.name} {tensor.shape}" for tensor in tensors)
 
 
 class Site(NamedTuple):

@@ -18,7 +18,7 @@ from blockconv.core.record import frozen
 from blockconv.dispatch import selection, tuning
 from blockconv.dispatch.selection import reorder_seconds
 from blockconv.machine.machine import Machine, host
-from blockconv.network.graph import Network, Node
+from blockconv.network.graph import Network, Node, running
 from blockconv.network.memory import same_bytes
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.passes.for_kernels import of_kernels, widened
@@ -120,11 +120,9 @@ def read_layouts(network: Network, layouts: Layouts, argument: str = "layouts") 
         return layouts if str(layouts) == "auto" else _native(layouts, layouts, argument)  # type: ignore
     read: dict[str, Layout] = {}
     for name, layout in layouts.items():
-        holder, wanted = network.holder(name), _native(layout, {name: layout}, argument)
-        if holder is None:
-            rule = "names no node that runs (the value of a folded node is a constant, an input or unused)"
-            runs = ", ".join(node.name for node in network.nodes)
-            raise NetworkError(network.name, argument, name, rule, f"these nodes run: {runs:.200}")
+        wanted = _native(layout, {name: layout}, argument)
+        why = "the value of a folded node is a constant, an input or unused"
+        holder = running(network, argument, name, f" ({why})")
         if read.setdefault(holder, wanted) != wanted:
             rule = f"is part of node {holder!r}, which has {read[holder]} already"
             raise NetworkError(network.name, argument, {name: str(wanted)}, rule, "give a node one layout")

@@ -13,7 +13,7 @@ from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import real
 from blockconv.core.record import frozen
 from blockconv.core.types import INTEGERS, IntegerType, element, ieee
-from blockconv.network.graph import Network, Node, check_network
+from blockconv.network.graph import Network, Node, check_network, running
 from blockconv.network.ops import QuantizedConv2d
 from blockconv.network.passes.for_kernels import CONVERSIONS
 from blockconv.network.passes.fuse import fuse
@@ -173,14 +173,7 @@ def _read_names(argument: str, names: object) -> Names:
 
 def _holders(fused: Network, argument: str, names: Iterable[str]) -> set[str]:
     """The fused nodes that do the work of the nodes with these names."""
-    found = set()
-    for name in names:
-        holder = fused.holder(name)
-        if holder is None:
-            runs = ", ".join(node.name for node in fused.nodes)
-            raise NetworkError(fused.name, argument, name, "names no node that runs", f"these nodes run: {runs:.200}")
-        found.add(holder)
-    return found
+    return {running(fused, argument, name) for name in names}
 
 
 def _integers(
