@@ -21,7 +21,7 @@ from blockconv.core.types import element, numpy_dtype
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node
 from blockconv.network.limits import Limits
-from blockconv.network.ops.rule import Tensor
+from blockconv.network.ops.rule import Tensor, names_of
 from blockconv.network.rest import Rest
 
 FORMAT = 1
@@ -92,7 +92,7 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
         Node(name, _record(attributes), _typed(Names, taken), output, _typed(Names, parameters))
         for name, attributes, taken, output, parameters in described["nodes"]
     )
-    called = [tensor.name for tensor in inputs], [n for node in nodes for n in (node.name, node.output)]
+    called = names_of(inputs), [n for node in nodes for n in (node.name, node.output)]
     for name in (described["name"], *called[0], *called[1]):
         _typed(str, name)
     name = described["name"]

@@ -17,7 +17,7 @@ from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, Array, ElementType, element
 from blockconv.network.graph import Network, Node, Remake, computed, frozen, held, inferred
 from blockconv.network.ops import Op, Reshape
-from blockconv.network.ops.rule import Tensor, Tensors
+from blockconv.network.ops.rule import Tensor, Tensors, names_of
 from blockconv.network.rest import Rest
 
 
@@ -121,7 +121,7 @@ class Emitter:
         Raises NetworkError for operands that the op does not take.
         """
         name = self.node_name(name or attributes.op)
-        operands = tuple(t.name for t in inputs), tuple(t.name for t in parameters)
+        operands = names_of(inputs), names_of(parameters)
         node = Node(name, attributes, operands[0], self.value_name(name), operands[1])
         made = inferred(node, inputs, parameters, title)
         constant = attributes.folds and all(self.is_constant(read) for read in node.operands)

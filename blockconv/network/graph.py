@@ -28,7 +28,7 @@ from blockconv.core.types import NIBBLES, Array, ElementType, element, ieee
 from blockconv.network.foreign import counted
 from blockconv.network.limits import Limits
 from blockconv.network.ops import Dequantize, FurtherResult, Op, Reshape
-from blockconv.network.ops.rule import Site, Tensor, listed
+from blockconv.network.ops.rule import Site, Tensor, listed, names_of
 from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
 from blockconv.network.rest import Rest
@@ -174,7 +174,7 @@ class Network:
         with several inputs.
         """
         if len(self.inputs) != 1:
-            raise NetworkError(self.name, "inputs", [t.name for t in self.inputs], "has to be one input")
+            raise NetworkError(self.name, "inputs", [*names_of(self.inputs)], "has to be one input")
         return receptive_fields(self)
 
     # -- making others
@@ -291,7 +291,7 @@ class Network:
 
     def _by_input(self, given: Any, argument: str) -> dict[str, Any]:
         """`given` by the names of inputs: a mapping, or the only input's own."""
-        names = [*(tensor.name for tensor in self.inputs), *(self.rest.odd if self.rest else ())]
+        names = [*names_of(self.inputs), *(self.rest.odd if self.rest else ())]
         if not isinstance(given, Mapping):
             if len(names) != 1:
                 rule = f"the network has {len(names)} inputs"
@@ -428,7 +428,7 @@ def _ordered(net: Network) -> tuple[Node, ...]:
     for name in net.outputs:
         if name not in made:
             raise NetworkError(net.name, "outputs", name, "is no input, and no node produces it")
-    known = [*(t.name for t in net.inputs), *net.constants]
+    known = [*names_of(net.inputs), *net.constants]
     order, circle = topological(net.nodes, lambda node: node.operands, lambda node: (node.output,), known)
     if circle:
         text = " -> ".join(repr(node.name) for node in [*circle, circle[0]])

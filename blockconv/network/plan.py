@@ -25,7 +25,7 @@ from blockconv.dispatch.selection import accuracy_of
 from blockconv.network import archive, foreign
 from blockconv.network.graph import Network, check_network, read_shape
 from blockconv.network.instance import Arenas, BoundPlan, End, measured_runs
-from blockconv.network.ops.rule import listed
+from blockconv.network.ops.rule import listed, names_of
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as
 from blockconv.network.planning.own import OwnCosts, OwnPlanner, chosen_by, cost_table, own_costs
@@ -192,7 +192,7 @@ class Plan:
     @garbage_at_the_end()
     def __init__(self, network: Network, options: Options, like: Plan | None = None) -> None:
         self.network, self.options = network, options
-        self._names = tuple(tensor.name for tensor in network.inputs)
+        self._names = names_of(network.inputs)
         self._parameters: Parameters = Parameters(network, None if like is None else like._parameters)
         self._lock, self._arenas = threading.Lock(), Arenas()
         self._others: dict[Shapes, BoundPlan] = {}  # bound to the choices of `_first`

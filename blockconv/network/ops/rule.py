@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from blockconv.core.checks import Axes as Axes
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Names, Shape
 from blockconv.core.layout import Layout
 from blockconv.core.python import zipped
 from blockconv.core.record import frozen
@@ -46,6 +46,11 @@ class Tensor:
 
 
 Tensors = tuple[Tensor, ...]
+
+
+def names_of(tensors: Iterable[Tensor]) -> Names:
+    """Their names."""
+    return tuple([tensor.name for tensor in tensors])
 
 
 def listed(tensors: Iterable[Tensor]) -> str:

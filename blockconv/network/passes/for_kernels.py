@@ -36,7 +36,7 @@ from blockconv.network.ops import (
     Reshape,
     Transpose,
 )
-from blockconv.network.ops.rule import Layouts
+from blockconv.network.ops.rule import Layouts, names_of
 from blockconv.network.passes.rewrite import drop_dead_code
 
 
@@ -52,7 +52,7 @@ def _without_empty(network: Network) -> Network:
     if empty.isdisjoint(network.producers) and not any(network.readers[name] for name in empty):
         return network
     taken, constants, nodes = set(tensors), dict(network.constants), []
-    fed = {tensor.name for tensor in network.inputs}
+    fed = {*names_of(network.inputs)}
     names = {name: take_name(f"{name}.empty", taken) if name in fed else name for name in empty}
     constants |= {new: np.zeros(tensors[name].shape, tensors[name].type.dtype) for name, new in names.items()}
     for node in network.nodes:
@@ -88,7 +88,7 @@ def _with_axes(network: Network) -> Network:
         before = {name: Reshape((1,)) for name in node.inputs if is_scalar(name)}
         return _Wrapped(a, before, None if gives == wanted else Reshape(wanted))
 
-    if not any(map(is_scalar, (*network.producers, *(tensor.name for tensor in network.inputs)))):
+    if not any(map(is_scalar, (*network.producers, *names_of(network.inputs)))):
         return network
     return _with_conversions(network, "line", wrapped)
 

@@ -16,6 +16,7 @@ from blockconv.core.text import take_name
 from blockconv.core.types import Array, FloatType, element, ieee, numpy_dtype
 from blockconv.network.graph import Network, Node, holds, taken_names
 from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Weighted
+from blockconv.network.ops.rule import names_of
 from blockconv.network.passes.rewrite import Edit, refitted, rewritten, rule
 from blockconv.network.passes.simplify import elementwise_after_reshape
 
@@ -69,7 +70,7 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
     foreign = [node for node in network.nodes if isinstance(node.attributes, Foreign)]
     own = [node for node in network.nodes if not isinstance(node.attributes, Foreign)]
     read = {name for node in own for name in node.operands}
-    given = [*(tensor.name for tensor in network.inputs), *(node.output for node in foreign)]
+    given = [*names_of(network.inputs), *(node.output for node in foreign)]
     nodes = [*foreign, *(Node(narrow[n], Cast(dtype), (n,), narrow[n]) for n in given if n in narrow and n in read)]
     for node in own:
         kept = int(isinstance(node.attributes, Weighted))  # weights, but no biases, scales and shifts

@@ -17,6 +17,7 @@ from blockconv.core.interop import as_numpy
 from blockconv.core.record import frozen
 from blockconv.core.types import Array
 from blockconv.network.graph import Network
+from blockconv.network.ops.rule import names_of
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.plan import Plan, compile
 from blockconv.network.quantization.rewriting import flows_in_order
@@ -67,7 +68,7 @@ class Calibration:
 
 def read_samples(network: Network, samples: Any) -> list[dict[str, Any]]:
     """The network's inputs by name, for each sample. Raises ArgumentError without a range."""
-    names = [tensor.name for tensor in network.inputs]
+    names = names_of(network.inputs)
     if isinstance(samples, (str, bytes, Mapping)) or not isinstance(samples, Iterable):
         rule = "has to be a sequence of inputs of the network"
         raise ArgumentError(OP, "samples", samples, rule, "give a list of at least one sample")

@@ -12,6 +12,7 @@ from blockconv.core.types import Array, ElementType, IntegerType, element
 from blockconv.dispatch.quantizing import LARGEST, check_sums, pair_sums
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, Dequantize, Quantize
+from blockconv.network.ops.rule import names_of
 from blockconv.network.order import join, root
 from blockconv.network.passes.integers import computes_in_integers, moves_integers
 
@@ -75,7 +76,7 @@ def takes_integers(network: Network, node: Node) -> bool:
 
 def flows_in_order(network: Network) -> list[str]:
     """All values that flow, a producer's before its readers'."""
-    return [*(tensor.name for tensor in network.inputs), *(node.output for node in network.nodes)]
+    return [*names_of(network.inputs), *(node.output for node in network.nodes)]
 
 
 # ---------------------------------------------------------------- the network
@@ -102,7 +103,7 @@ def rewritten(
 ) -> Network:
     """The network, which is fused, with these values as integers and back."""
     constants, nodes, names = dict(network.constants), [], dict[str, str]()
-    inputs = {tensor.name for tensor in network.inputs}
+    inputs = {*names_of(network.inputs)}
     for name in inputs & set(values):
         names[name] = f"{name}.dequantized"
         nodes += _there_and_back(name, names[name], name, values[name])

@@ -15,6 +15,7 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.machine import identity
 from blockconv.machine.profile import selected
 from blockconv.network.graph import Network, Node
+from blockconv.network.ops.rule import names_of
 from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.planned import Options, Planned
 from blockconv.network.planning.planner import LayoutProblem, optimal
@@ -208,7 +209,7 @@ def collected(
         "accuracy": str(options.accuracy),
         "is_measured": options.measure,
         "threads": threads,
-        "inputs": [tensor.name for tensor in network.inputs],
+        "inputs": [*names_of(network.inputs)],
         "outputs": list(network.outputs),
         "values": _values(network),
         "nodes": [
@@ -244,7 +245,7 @@ def _machine() -> MachineData:
 
 
 def _values(network: Network) -> list[ValueData]:
-    inputs = {tensor.name for tensor in network.inputs}
+    inputs = {*names_of(network.inputs)}
     kinds = {**dict.fromkeys(inputs, "input"), **dict.fromkeys(network.constants, "constant")}
     return [
         {"name": name, "shape": list(one.shape), "dtype": one.type.name, "kind": kinds.get(name, "computed")}

@@ -12,6 +12,7 @@ from blockconv.core import target, text
 from blockconv.core.files import packaged
 from blockconv.core.layout import NATIVE
 from blockconv.machine import identity
+from blockconv.network.ops.rule import names_of
 from blockconv.network.planning.planned import Planned
 from blockconv.network.planning.planner import Solution, fixed, greedy
 from blockconv.network.reporting import drawing
@@ -55,7 +56,7 @@ def page(drawn: Drawn) -> str:
     rows = drawing.rows(planned, schedule, drawn.data["calls"])
     ends = " → ".join(
         ", ".join(f"{name} {text.dims(network.shape(name))}" for name in names)
-        for names in ([tensor.name for tensor in network.inputs], network.outputs)
+        for names in (names_of(network.inputs), network.outputs)
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
