@@ -91,7 +91,7 @@ class Conv2d(CheckedConvolution):
         said = [f"{per_group * self.groups}, {oc}, kernel_size={(int(kh), int(kw))}, stride={self.stride}"]
         # The other arguments, in the constructor's order, if they differ from their defaults.
         for default, text in (
-            (self._pads == ((0, 0), (0, 0)), f"padding={self.padding!r}"),
+            (not any(map(any, self._pads)), f"padding={self.padding!r}"),
             (self._mode == "constant", f"padding_mode={self._mode!r}"),
             (self.dilation == (1, 1), f"dilation={self.dilation}"),
             (self.groups == 1, f"groups={self.groups}"),

@@ -119,7 +119,7 @@ def _pad_into_pool(edit: Edit, node: Node, a: Pool2d, before: Node, pad: Pad) ->
     if a.kind == "max":
         return pad.value == -np.inf and edit.skip(before, node, replace(a, pads=pads))
     # The pad's pixels count in an average; the pool's own padding may not count.
-    if pad.value != 0 or a.pads != ((0, 0), (0, 0)) or a.ceil_mode:
+    if pad.value != 0 or any(map(any, a.pads)) or a.ceil_mode:
         return False
     return edit.skip(before, node, replace(a, pads=pads, kind="avg_include_padding"))
 
