@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -123,21 +124,20 @@ class Edit:
             return False
         for node in gone:
             self._forget(node)
-        names = {node.name for node in gone}
-        nodes: dict[str, Node] = {}
+        names, items = {node.name for node in gone}, iter(self.nodes.items())
+        nodes, after = dict(itertools.islice(items, self.position(gone[-1]))), dict(items)
+        for name in names:
+            nodes.pop(name, None)
+            after.pop(name, None)
         last = ""
-        for name, node in self.nodes.items():
-            if name not in names:
-                nodes[name] = node
-            if name == gone[-1].name:
-                for one in new:
-                    taken = one.name in nodes or (one.name in self.nodes and one.name not in names)
-                    named = replace(one, name=free_name(one.name, {*self.nodes, *nodes})) if taken else one
-                    nodes[named.name] = named
-                    self.merged.pop(named.name, None)
-                    self._remember(named)
-                    last = named.name
-        self.nodes = nodes
+        for one in new:
+            taken = one.name in nodes or (one.name in self.nodes and one.name not in names)
+            named = replace(one, name=free_name(one.name, {*self.nodes, *nodes})) if taken else one
+            nodes[named.name] = named
+            self.merged.pop(named.name, None)
+            self._remember(named)
+            last = named.name
+        self.nodes = nodes | after
         if last:
             self.merged |= {name: last for name in names if name not in nodes}
         self.changes += 1
@@ -243,13 +243,14 @@ def rule(of: Callable[..., bool], shared: bool = False) -> Rule:
             return False
         if before is None:
             return of(edit, node, node.attributes, **more)
+        find = edit.producer if shared else edit.private
         for at, name in enumerate(node.inputs if is_of_each else node.inputs[:1]):
-            found = (edit.producer if shared else edit.private)(name, before)
-            number = (at,) if is_of_each else ()
+            found, number = find(name, before), (at,) if is_of_each else ()
             if found is not None and of(edit, node, node.attributes, found, found.attributes, *number, **more):
                 return True
         return False
 
+    apply.kind = kind  # type: ignore[attr-defined]
     return apply
 
 
@@ -258,14 +259,20 @@ def rewritten(network: Network, *rules: Rule) -> Network:
 
     No rule is for a node that reads nothing, as a foreign one of random numbers.
     """
+
+    @functools.cache
+    def fitting(kind: type[Op]) -> list[Rule]:
+        return [rule for rule in rules if issubclass(kind, getattr(rule, "kind", Op))]
+
     edit = Edit(network)
     seen = -1
     while edit.changes != seen:
         seen = edit.changes
         for name in list(edit.nodes):
-            for rule in rules:
-                node = edit.nodes.get(name)
-                if node is None or not node.inputs or rule(edit, node):
+            node = edit.nodes.get(name)
+            kind: Any = type(node and node.attributes)
+            for rule in fitting(kind) if node and node.inputs else ():
+                if rule(edit, node):
                     break
     return edit.done()
 
