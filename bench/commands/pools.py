@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+from typing import get_args
 
 from rich.console import Console
 
 from bench.shape_files import read_shape_file
-from blockconv.core.problem import POOL_KINDS, Pool2dProblem
+from blockconv.core.problem import Pool2dProblem, PoolKind
 
 from .. import peers, pools
 from ..report import MOVED_COLUMNS
@@ -22,7 +23,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     common.add_common(command)
     common.add_problems(command, "for the common few")
-    command.add_argument("--kind", choices=POOL_KINDS, default="max", help="of files and descriptors")
+    command.add_argument("--kind", choices=get_args(PoolKind), default="max", help="of files and descriptors")
     common.add_dtypes(command, peers.NUMBERS)
     text = "what is computed: the pool, or the gradient of its input; of maxima by their indices"
     command.add_argument("--direction", nargs="+", default=["forward"], choices=pools.DIRECTIONS, help=text)

@@ -42,6 +42,8 @@ ResizeMode = Literal["nearest", "linear", "cubic"]
 Coordinates = Literal[
     "half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners", "tf_crop_and_resize"
 ]
+Side = Literal["h", "w"]  # of an image
+Taps = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]  # indices and weights
 NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 
 
@@ -267,12 +269,12 @@ class ResizeProblem(OpProblem):
         """The same problem with `n` images."""
         return replace(self, n=n)
 
-    def reach(self, axis: Literal["h", "w"]) -> Fraction:
+    def reach(self, axis: Side) -> Fraction:
         """How far from its coordinate an output reads, in elements of the source: below, and up to it."""
         support = Fraction(2 if self.mode == "cubic" else 1)
         return support / min(self._scale(axis), Fraction(1)) if self.antialias else support
 
-    def taps(self, axis: Literal["h", "w"]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    def taps(self, axis: Side) -> Taps:
         """For each output along the axis: the indices of the source elements whose sum it is, and their weights.
 
         Both have the shape (outputs, taps), with 1 tap in mode "nearest", and 2 or more otherwise. Where an output has
@@ -298,15 +300,13 @@ class ResizeProblem(OpProblem):
         indices = np.stack([low, np.minimum(low + 1, last)], axis=1).astype(np.int64)
         return indices, np.stack([1 - second, second], axis=1)
 
-    def inside(self, axis: Literal["h", "w"]) -> Pair:
+    def inside(self, axis: Side) -> Pair:
         """The first output along the axis whose coordinate is inside the source, and the first after the last such."""
         x, whole = self._coordinates(axis)
         found = np.flatnonzero((x >= 0) & (x <= (getattr(self, f"i{axis}") - 1) * whole))
         return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
 
-    def _filtered(
-        self, x: Array, whole: int, last: int, reach: Fraction
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    def _filtered(self, x: Array, whole: int, last: int, reach: Fraction) -> Taps:
         """The taps at coordinates x / whole: the elements above x - reach, and up to x + reach."""
         p, q = reach.numerator, reach.denominator
         if 2 * max(int(abs(x).max()), (5 * last + 9) * whole) * max(p, q) >= 2**63:
@@ -339,11 +339,11 @@ class ResizeProblem(OpProblem):
         near, far = ((a + 2) * t - (a + 3)) * t * t + 1, a * (((t - 5) * t + 8) * t - 4)
         return np.asarray(np.where(t < 1, near, np.where(t < 2, far, 0)), np.float64)
 
-    def _scale(self, axis: Literal["h", "w"]) -> Fraction:
+    def _scale(self, axis: Side) -> Fraction:
         size, out, scale = (getattr(self, f"{name}{axis}") for name in ("i", "o", "scale_"))
         return Fraction(out, size) if scale == out / size else exact_scale("resize", "scale", scale)
 
-    def _coordinates(self, axis: Literal["h", "w"]) -> tuple[Array, int]:
+    def _coordinates(self, axis: Side) -> tuple[Array, int]:
         """The coordinates of all outputs of one axis as whole numbers, and what these are to be divided by."""
         size, out, exact = getattr(self, f"i{axis}"), getattr(self, f"o{axis}"), self._scale(axis)
         p, q = exact.numerator, exact.denominator

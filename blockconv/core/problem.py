@@ -46,7 +46,6 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.record import Record
 
 PoolKind = Literal["max", "avg_include_padding", "avg_exclude_padding"]
-POOL_KINDS: tuple[PoolKind, ...] = ("max", "avg_include_padding", "avg_exclude_padding")
 
 
 class OpProblem(Record):

@@ -6,6 +6,7 @@ import dataclasses
 import pickle
 import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from bench.shape_files import read_shape_file
 from blockconv.core.errors import ArgumentError, UnsupportedError
-from blockconv.core.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem, PoolKind, ReorderProblem
 
 SHAPES = Path(__file__).parents[2] / "bench" / "shapes"
 FIELDS = ("ih", "iw", "kh", "kw", "sh", "sw", "ph", "pw", "ph_r", "pw_r", "dh", "dw", "oh", "ow")
@@ -257,7 +258,7 @@ def test_any_convolution_round_trips(axis, n, g, icg, ocg, name):
     assert dataclasses.replace(problem, n=3).dst_shape == (3, *problem.dst_shape[1:])
 
 
-@given(axes(), small, st.sampled_from(POOL_KINDS), st.booleans(), names)
+@given(axes(), small, st.sampled_from(get_args(PoolKind)), st.booleans(), names)
 def test_any_pooling_round_trips(axis, ic, kind, ceil_mode, name):
     problem = built(Pool2dProblem, kind=kind, n=1, ic=ic, ceil_mode=ceil_mode, name=name, **axis)
     again = Pool2dProblem.from_descriptor(problem.descriptor(), kind)
