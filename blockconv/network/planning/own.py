@@ -75,8 +75,7 @@ def _reorders(network: Network, options: Options, layouts: Iterable[Layout]) -> 
     names = {tensor.shape: name for name, tensor in network.tensors.items() if name not in network.constants}
     for shape, name in names.items():
         if len(shape) == 4:
-            pairs = ((src, dst) for src in images for dst in images if not same_bytes(shape, src, dst))
-            yield from ((name, src, dst) for src, dst in pairs)
+            yield from ((name, src, dst) for src in images for dst in images if not same_bytes(shape, src, dst))
 
 
 OwnCosts = Callable[[Any, str, Layout, Layout], float | None]
