@@ -16,7 +16,7 @@ from blockconv.core.quantization import PLAIN, Quantization, Quantizations, Requ
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, IntegerType, Types, element
 from blockconv.network.ops.base import BetweenTypes, Op, check_type, common_type
 from blockconv.network.ops.elementwise import Activate, Affine, Binary, ElementwiseOp
-from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
+from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d, counted
 
 __all__ = ["Dequantize", "Lookup", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
 
@@ -256,7 +256,6 @@ class Quantized(Op):
         """Compute multiples of the destination's scale: divide each window's sum, a float32, by its number of elements
         times the ratio of the scales."""
         exact = (src.astype(np.int64) - self.srcs[0].zero_point).astype(np.float64)
-        ones = np.ones((1, 1, *src.shape[2:]))
         if isinstance(of, AdaptivePool2d):
             each = [
                 [-(-(o + 1) * size // count) - o * size // count for o in range(count)]
@@ -265,12 +264,8 @@ class Quantized(Op):
             counts: Array = np.outer(each[0], each[1]).astype(np.float64)
             total = np.rint(of.evaluate([exact]) * counts)
         else:
-            summed = replace(of, kind="avg_exclude_padding", divisor=1)
-            total, covered = summed.evaluate([exact]), summed.evaluate([ones])
-            counts = np.full(covered.shape, float(of.divisor or 1))
-            if of.divisor is None:  # a window's mean of ones: covered pixels / pixels that count
-                some = covered > 0
-                counts[some] = np.rint(covered[some] / of.evaluate([ones])[some])
+            total = replace(of, kind="avg_exclude_padding", divisor=1).evaluate([exact])
+            counts = np.maximum(counted(of.problem(src.shape)), 1) if of.divisor is None else np.asarray(of.divisor)
         ratio = float(self.dst.scale) / float(self.srcs[0].scale)
         return total.astype(np.float32) / (counts * ratio).astype(np.float32)
 

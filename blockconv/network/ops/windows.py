@@ -270,7 +270,7 @@ class Pool2d(Solved):
                 best = np.maximum(best, window)
             return best
         total = sum(window for _, _, window in taps_of(framed_image(src, p), p))
-        return np.asarray(total / (_counts(p) if self.divisor is None else self.divisor))
+        return np.asarray(total / (counted(p) if self.divisor is None else self.divisor))
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         return ALL_PIXELS if self.kernel is None else [windows_of(self.problem(site.src.shape))]
@@ -321,7 +321,7 @@ def _reach(p: Any) -> tuple[Pair, Pair, Pair, Pair]:
     return (0, 0), (0, 0), (p.ph, reached_end(p, "h")), (p.pw, reached_end(p, "w"))
 
 
-def _counts(p: Any) -> Array:
+def counted(p: Any) -> Array:
     """How many elements each window averages: those of the image, and of its padding where that counts."""
     ones = np.ones((1, 1, p.ih, p.iw))
     none, rows, columns = (0, 0), (p.ph, p.ph_r), (p.pw, p.pw_r)
