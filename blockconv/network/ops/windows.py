@@ -223,18 +223,13 @@ class ConvTranspose2d(Weighted):
         return [(size - 1) * stride + (taps - 1) * dilation + 1 for size, taps, stride, dilation in given]
 
     def compute(self, src: Array, wei: Array, bias: Array | None) -> Array:
-        g, (n, ic, ih, iw) = self.groups, src.shape
-        kh, kw = wei.shape[2:]
-        image = src.reshape(n, g, ic // g, ih * iw)
-        dst = np.zeros((n, g * wei.shape[1], *self.uncut(src.shape[2:], (kh, kw))), np.result_type(src, wei))
-        for y, x in np.ndindex(kh, kw):
-            weights = wei[:, :, y, x].reshape(g, ic // g, -1).swapaxes(1, 2)
-            rows, columns = (
-                slice(tap * step, tap * step + (size - 1) * stride + 1, stride)
-                for tap, step, size, stride in zipped((y, x), self.dilation, (ih, iw), self.stride)
-            )
-            dst[:, :, rows, columns] += (weights @ image).reshape(n, dst.shape[1], ih, iw)
-        dst = framed(dst, ((0, 0), (0, 0), *((-begin, -end) for begin, end in self.pads)), 0)
+        p, g = self.problem(src.shape, wei.shape), self.groups
+        dst = framed_image(np.zeros(p.dst_shape, np.result_type(src, wei)), p)
+        image = src.reshape(p.n, g, p.oc // g, -1)
+        for y, x, window in taps_of(dst, p):  # the pixels that this tap adds to
+            weights = wei[:, :, y, x].reshape(g, p.oc // g, -1).swapaxes(1, 2)
+            window += (weights @ image).reshape(window.shape)
+        dst = framed(dst, [(-begin, -end) for begin, end in _reach(p)], 0)
         return self.activation.reference(dst if bias is None else dst + bias[:, None, None])
 
     def windows(self, site: Site, axes: Axes) -> Reads:
