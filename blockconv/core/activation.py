@@ -175,7 +175,8 @@ def _clipped(x: Array, low: float, high: float) -> Array:
     return np.minimum(np.maximum(x, low), high)
 
 
-def _logistic(x: Array) -> Array:
+def logistic(x: Array) -> Array:
+    """The sigmoid."""
     return 1 / (1 + np.exp(-x))
 
 
@@ -221,9 +222,9 @@ ACTIVATIONS = {
         {"slope": 0.01},
         onnx=("LeakyRelu", {"alpha": 0.01}),
     ),
-    "sigmoid": Definition("1 / (1 + exp(-x))", _logistic, lambda v, x: v.sigmoid(x), onnx=("Sigmoid", {})),
+    "sigmoid": Definition("1 / (1 + exp(-x))", logistic, lambda v, x: v.sigmoid(x), onnx=("Sigmoid", {})),
     "tanh": Definition("tanh(x)", np.tanh, _tanh, onnx=("Tanh", {})),
-    "silu": Definition("x / (1 + exp(-x))", lambda x: x * _logistic(x), lambda v, x: x * v.sigmoid(x)),
+    "silu": Definition("x / (1 + exp(-x))", lambda x: x * logistic(x), lambda v, x: x * v.sigmoid(x)),
     "hardswish": Definition(
         "x * min(max(x + 3, 0), 6) / 6",
         lambda x: x * np.clip(x + 3, 0, 6) / 6,
@@ -275,7 +276,7 @@ FUNCTIONS = {
     "cos": Definition("cos(x)", np.cos, _of_library("cos"), onnx=("Cos", {})),
     "gelu_tanh": Definition(
         "x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2",
-        lambda x: x * _logistic(2 * math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)),
+        lambda x: x * logistic(2 * math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)),
         _gelu_tanh,
     ),
     "floor": Definition("the largest integer that is at most x", np.floor, _of_llvm("floor"), onnx=("Floor", {})),
@@ -314,7 +315,7 @@ def _of_x(slope: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
 
 
 def _silu_slope_of(x: Array) -> Array:
-    s = _logistic(x)
+    s = logistic(x)
     return s * (1 + x * (1 - s))
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from blockconv.core.activation import IDENTITY
 from blockconv.core.checks import Shape, check_axis
 from blockconv.core.errors import ArgumentError
-from blockconv.core.python import zipped
 from blockconv.core.quantization import PLAIN, Quantization, Quantizations, Requantization, difference, integers, real
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, IntegerType, Types, element
 from blockconv.network.ops.base import BetweenTypes, Op, check_type, common_type
@@ -257,11 +256,8 @@ class Quantized(Op):
         times the ratio of the scales."""
         exact = (src.astype(np.int64) - self.srcs[0].zero_point).astype(np.float64)
         if isinstance(of, AdaptivePool2d):
-            each = [
-                [-(-(o + 1) * size // count) - o * size // count for o in range(count)]
-                for size, count in zipped(src.shape[2:], of.size)
-            ]
-            counts: Array = np.outer(each[0], each[1]).astype(np.float64)
+            rows, columns = ([end - first for first, end in side] for side in of.spans(src.shape))
+            counts: Array = np.outer(rows, columns).astype(np.float64)
             total = np.rint(of.evaluate([exact]) * counts)
         else:
             total = replace(of, kind="avg_exclude_padding", divisor=1).evaluate([exact])

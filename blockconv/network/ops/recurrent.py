@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from blockconv.core.activation import logistic
 from blockconv.core.checks import Shape, check_rank, check_same
 from blockconv.core.eltwise_problem import COLUMNS, RecurrentKind, RecurrentProblem
 from blockconv.core.errors import ArgumentError
@@ -77,7 +78,7 @@ class Recurrent(Solved):
                 x = np.split(src[t, :, k], p.gates, axis=1)
                 r = np.split((hidden @ weights[0][k])[:, : p.columns[0] * h], p.columns[0], axis=1)
                 b = np.split(bias[k], p.gates)
-                gates = [_logistic(x[g] + r[g] + b[g]) for g in range(min(3, p.columns[0]))]
+                gates = [logistic(x[g] + r[g] + b[g]) for g in range(min(3, p.columns[0]))]
                 if self.kind == "lstm":
                     cell = gates[2] * cell + gates[0] * np.tanh(x[3] + r[3] + b[3])
                     hidden = gates[1] * np.tanh(cell)
@@ -91,7 +92,3 @@ class Recurrent(Solved):
             if self.kind == "lstm":
                 found[p.steps, k] = cell
         return found.reshape(p.dst_shape)
-
-
-def _logistic(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))

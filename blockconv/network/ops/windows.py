@@ -285,13 +285,15 @@ class AdaptivePool2d(Solved):
 
     def compute(self, src: Array) -> Array:
         dst = np.zeros((*src.shape[:2], *self.size), src.dtype)
-        for at in np.ndindex(*self.size):
-            rows, columns = (
-                slice(o * size // count, -(-(o + 1) * size // count))
-                for o, size, count in zipped(at, src.shape[2:], self.size)
-            )
-            dst[:, :, at[0], at[1]] = src[:, :, rows, columns].mean(axis=(2, 3))
+        rows, columns = self.spans(src.shape)
+        for y, x in np.ndindex(*self.size):
+            dst[:, :, y, x] = src[:, :, slice(*rows[y]), slice(*columns[x])].mean(axis=(2, 3))
         return dst
+
+    def spans(self, shape: Shape) -> list[list[Pair]]:
+        """The pixels (first, end) of each window, along H and W."""
+        sides = zipped(shape[2:], self.size)
+        return [[(o * n // count, -(-(o + 1) * n // count)) for o in range(count)] for n, count in sides]
 
 
 # ---------------------------------------------------------------- windows in NumPy
