@@ -143,7 +143,7 @@ def _flat_conv(edit: Edit, node: Node, a: Convolution, flat: Node, b: Reshape) -
     src, wide, wei = (edit.shape(name) for name in (*flat.inputs, *node.inputs, node.parameters[0]))
     if len(src) != 4 or wide != (src[0], src[1] * src[2] * src[3], 1, 1) or wei[1:] != wide[1:] or 0 in src:
         return False
-    if (a.stride, a.pads, a.dilation, a.groups) != ((1, 1), ((0, 0), (0, 0)), (1, 1), 1):
+    if any(map(any, a.pads)) or (a.stride, a.dilation, a.groups) != ((1, 1), (1, 1), 1):
         return False
     weight = edit.constants[node.parameters[0]].reshape(wei[0], *src[1:])
     parameters = (edit.constant(f"{node.name}.weight", weight), *node.parameters[1:])
