@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Pair, Shape
 from blockconv.core.layout import Layout
 from blockconv.core.python import zipped
 from blockconv.core.record import frozen
@@ -216,23 +216,19 @@ class Walk:
         """For each operand `EACH`, `HELD` or `REPEATED`."""
         return [EACH if not inner else HELD if self.lanes % inner == 0 else REPEATED for inner in self.repeats]
 
-    def tasks(self, buffers: Sequence[int], sizes: Sequence[int], threads: int) -> tuple[dict[str, Any], int, int]:
-        """The words and the tasks of `words`, of a size for element-wise ops; how many tasks are taken at a time."""
+    def tasks(
+        self, buffers: Sequence[int], sizes: Sequence[int], threads: int, cut: Pair | None = None
+    ) -> tuple[dict[str, Any], int, int]:
+        """(words of `WalkArgs` beside this one's fields, and `loops`; tasks; how many are taken at a time).
+
+        buffers, sizes: of the destination and each operand: its number, and bytes of an element.
+        cut: elements of an extent, and extents, in a task. Default: by the bytes of the destination.
+        """
         extent, itemsize = self.elements.size, sizes[0]
         nbytes = min(max(TASK_BYTES, self.extents * extent * itemsize // (8 * threads)), LARGE_TASK)
         unit = math.lcm(self.period, 64)
-        size = max(1, nbytes // (itemsize * unit)) * unit
-        rows = max(1, min(self.rows.size, nbytes // (extent * itemsize)))
-        words, tasks = self.words(buffers, sizes, size, rows)
-        return words, tasks, chunk_of(tasks, min(extent, size) * rows * itemsize, threads, nbytes)
-
-    def words(self, buffers: Sequence[int], sizes: Sequence[int], size: int, rows: int) -> tuple[dict[str, Any], int]:
-        """The words of `WalkArgs` beside this one's fields, and `loops`; how many tasks there are.
-
-        buffers, sizes: of the destination and each operand: its number, and bytes of an element.
-        size, rows: elements of an extent, and extents, in a task.
-        """
-        extent = self.elements.size
+        whole = max(1, nbytes // (itemsize * unit)) * unit
+        size, rows = cut or (whole, max(1, min(self.rows.size, nbytes // (extent * itemsize))))
         size_tasks, row_tasks = -(-extent // size), -(-self.rows.size // rows)
         each = zipped(buffers, self.elements.strides, sizes, (0, *self.repeats))
         places = [Place(at=Buffer(n), step=step * size, inner=k) for n, step, size, k in each]
@@ -247,7 +243,8 @@ class Walk:
             "task_rows": rows,
             "row_tasks": row_tasks,
         }
-        return words, size_tasks * row_tasks * math.prod(loop.size for loop in self.loops)
+        tasks = size_tasks * row_tasks * math.prod(loop.size for loop in self.loops)
+        return words, tasks, chunk_of(tasks, min(extent, size) * rows * itemsize, threads, nbytes)
 
     def _words(self, loop: Loop, sizes: Sequence[int]) -> WalkLoop:
         strides = [Stride(step=stride * size) for stride, size in zipped(loop.strides, sizes)]

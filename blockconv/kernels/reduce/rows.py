@@ -52,7 +52,7 @@ def _launches(request: Request) -> list[Launch]:
     size = min(inner, -(-inner // (segments * width)) * width)
     nbytes, tasks = summed * size * itemsize, results * -(-inner // size)
     run = max(1, min(walk.rows.size, TASK_BYTES // (line * held if folds else nbytes), tasks // (4 * threads)))
-    words, tasks = walk.words((1, 0), (itemsize, itemsize), size, run)
+    words, tasks, _ = walk.tasks((1, 0), (itemsize, itemsize), threads, (size, run))
     reduced = [SummedLoop(size=loop.size, stride=loop.src * itemsize) for loop in loops[: -1 if folds else None]]
     reduced = [SummedLoop(size=1, stride=0)] * (LOOPS - len(reduced)) + reduced
     rows = reduced[-1].size // (lanes // period if period and not folds else 1)
