@@ -117,11 +117,11 @@ def convolution(
     return as_given(call, y, x, window.rank)
 
 
-def pool(call: Translation, made: Pool2d, x: Tensor, window: Window) -> Tensor:
-    """A pool. made: it, without its windows."""
-    made, image = window.within(made), as_images(call, x, window.rank)
-    y = pooled(call, made, image, window.depth) if window.rank == 3 else call.emit(made, image)
-    return as_given(call, y, x, window.rank)
+def pool(call: Translation, made: Pool2d | AdaptivePool2d, x: Tensor, rank: int, along: Depth | int) -> Tensor:
+    """A pool of images of `rank` dimensions. made: it along H and W. along: see `pooled`."""
+    image = as_images(call, x, rank)
+    y = pooled(call, made, image, along) if rank == 3 else call.emit(made, image)
+    return as_given(call, y, x, rank)
 
 
 def _also_of_none(make: Callable[..., Tensor]) -> Callable[..., Tensor]:

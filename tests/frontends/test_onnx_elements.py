@@ -166,6 +166,8 @@ def test_parameters_that_flow(one: Any, flowing: str) -> None:
             "EmbedLayerNormalization", ["ids", "ids", "w", "w", "w", "r8", "r8", "", "ids"], ["y", "", "sum"], **MS
         ),
         helper.make_node("EmbedLayerNormalization", ["ids", "", "w", "w", "", "r8", "r8"], ["y", "", "sum"], **MS),
+        node("DequantizeLinear", "a scale zero", "y", output_dtype=10),
+        node("DequantizeLinear", "b scale zero", "y", output_dtype=10),
         node("QLinearWhere", "mask a scale zero b scale zero half zero", "y", **MS),
     ],
     ids=lambda one: f"{one.op_type} of {one.input[0]} to {len(one.output)}",

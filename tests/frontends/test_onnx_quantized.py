@@ -190,6 +190,7 @@ CLOSE: dict[str, Callable[[Model], str]] = {
     "channels last": _channels_last,
     "product": _matmul(20, 6),
     "products of a batch": _matmul(3, 20, 6),
+    "products of batches that broadcast": _matmul(2, 1, 20, 6),
     "product to floats": _product_to_floats,
     "add": _binary("QLinearAdd"),
     "mul": _binary("QLinearMul"),
@@ -202,6 +203,7 @@ CLOSE: dict[str, Callable[[Model], str]] = {
     "sigmoid": _of_one("QLinearSigmoid"),
     "leaky relu": _of_one("QLinearLeakyRelu", alpha=0.2),
     "softmax": _of_one("QLinearSoftmax", axis=1, opset=13),
+    "softmax over several axes": _of_one("QLinearSoftmax", axis=2, opset=12),
 }
 
 

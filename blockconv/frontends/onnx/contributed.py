@@ -17,12 +17,10 @@ from blockconv.frontends.onnx.matrices import gemm, matmul, of_heads, of_rows
 from blockconv.frontends.onnx.quantized import (
     CONSTANT,
     dequantized,
+    factors,
     output_dtype,
     qlinear_conv,
-    quantization,
-    scales,
     stored,
-    weight,
 )
 from blockconv.frontends.onnx.scope import OPS, Call, op
 from blockconv.frontends.onnx.windows import average, conv, global_pool, pool
@@ -54,9 +52,7 @@ op("com.microsoft.NhwcMaxPool", limits=OPS["MaxPool"].limits)(
 
 @op("com.microsoft.QGemm", limits=f"constant B and C; {CONSTANT}")
 def _qgemm(call: Call) -> Tensor:
-    a = dequantized(call, 0)
-    scale = quantization(call, 1, call.x.dtype).scale * scales(call, 4)
-    weight(call, 3, 0 if call["transB"] else 1)
+    a, scale = factors(call, 0 if call["transB"] else 1)
     if call.has(6):
         bias = call.array(6, "bias").astype(np.float32) * scale.astype(np.float32)
         call.inputs[6] = call.constant(bias * np.float32(call.attribute("alpha", 1.0)), "bias")
@@ -132,10 +128,16 @@ op(
 @op("com.microsoft.QLinearSoftmax", limits=CONSTANT)
 @_of_integers(0)
 def _qlinear_softmax(call: Call, x: Tensor) -> Tensor:
-    axis = call.axis(call.attribute("axis", -1), x.rank)
-    if call.attribute("opset", 13) < 13 and axis != x.rank - 1:
-        raise Unsupported(f"axis={axis}: below opset 13, softmax is over several axes")
-    return call.emit(ops.Softmax(axis), x)
+    return softmax(call, x, call.axis(call.attribute("axis", -1), x.rank), call.attribute("opset", 13))
+
+
+def softmax(call: Call, x: Tensor, axis: int, opset: int) -> Tensor:
+    """Softmax or LogSoftmax along an axis; before opset 13 over all axes from that one on."""
+    log = call.kind == "LogSoftmax"
+    if opset >= 13 or math.prod(x.shape[axis + 1 :]) == 1:
+        return call.emit(ops.Softmax(axis, log=log), x)
+    flat = call.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+    return call.reshape(call.emit(ops.Softmax(1, log=log), flat), x.shape)
 
 
 # ---------------------------------------------------------------- what ONNX Runtime fuses
@@ -176,17 +178,19 @@ op("com.microsoft.FusedGemm", limits="floats, or constant B and C")(
 )
 
 
-@op(
-    "com.microsoft.Gelu", "com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft.QuickGelu", limits="floats"
-)
+@op("com.microsoft.Gelu", "com.microsoft.BiasGelu", "com.microsoft.FastGelu", limits="floats")
 def _gelu(call: Call) -> Tensor:
-    """By Erf, by Tanh (FastGelu), or as x * sigmoid(alpha * x) (QuickGelu); of x plus a bias, if there is one."""
-    kind, x = call.kind, call.floats()
-    x = call.plus(x, 1)
-    if kind == "QuickGelu":
-        turned = call.mul(x, call.attribute("alpha", 1.702))
-        return call.mul(x, call.apply("sigmoid", turned, helps=True))
-    return call.gelu(x, kind == "FastGelu")
+    """By Erf, or by Tanh (FastGelu); of x plus a bias, if there is one."""
+    return call.gelu(call.plus(call.floats(), 1), call.kind == "FastGelu")
+
+
+@op("com.microsoft.QuickGelu", "Swish", limits="floats")
+def _swish(call: Call) -> Tensor:
+    """x * sigmoid(alpha * x)."""
+    x, alpha = call.floats(), call.attribute("alpha", 1.702 if call.kind == "QuickGelu" else 1.0)
+    if alpha == 1:
+        return call.apply("silu", x)
+    return call.mul(x, call.apply("sigmoid", call.mul(x, alpha), helps=True))
 
 
 @op(
@@ -194,23 +198,19 @@ def _gelu(call: Call) -> Tensor:
     "com.microsoft.SkipSimplifiedLayerNormalization",
     limits="constant scale and biases; no statistics",
 )
-def _skip_layer_norm(call: Call) -> list[Tensor]:
+def _skip_layer_norm(call: Call) -> list[Tensor | None]:
     """The layer (or RMS) normalisation of a sum of two values and a bias, and the sum."""
-    if not call.scope.read.isdisjoint(call.node.output[1:3]):
-        raise Unsupported("its statistics")
     centred = call.kind == "SkipLayerNormalization"
     bias_at = 4 if centred else 3
     total = call.plus(call.add(call.x, call.input(1)), bias_at)
     gamma, beta = call.array(2, "gamma"), call.array(3, "beta") if centred and call.has(3) else np.zeros(())
     y = call.normalise_rows(total, total.rank - 1, gamma, beta, call.attribute("epsilon", 1e-12), centred)
-    return [y, y, y, total]
+    return [y, None, None, total]
 
 
 @op("com.microsoft.EmbedLayerNormalization", limits="constant scale and bias; no mask index")
-def _embedded(call: Call) -> list[Tensor]:
+def _embedded(call: Call) -> list[Tensor | None]:
     """The layer normalisation of a sum of rows of tables: of words, of positions, and perhaps of segments."""
-    if not call.scope.read.isdisjoint(call.node.output[1:2]):
-        raise Unsupported("its mask index")
     ids = call.x
     positions = call.input(8) if call.has(8) else call.constant(np.arange(ids.shape[1])[None], "positions")
     rows = [(2, ids), (3, positions), *([(4, call.input(1))] if call.has(1) else [])]
@@ -218,7 +218,7 @@ def _embedded(call: Call) -> list[Tensor]:
     total = functools.reduce(call.add, parts)
     gamma, beta = call.array(5, "gamma"), call.array(6, "beta")
     y = call.normalise_rows(total, 2, gamma, beta, call.attribute("epsilon", 1e-12))
-    return [y, y, total]
+    return [y, None, total]
 
 
 @op("com.microsoft.RotaryEmbedding", limits="floats; no packed batches, no scale")
@@ -233,13 +233,14 @@ def _rotary(call: Call) -> Tensor:
     if positions.shape == (1,):
         later = call.constant(np.arange(wide.shape[1], dtype=np.int64)[None], "positions")
         positions = call.add(call.reshape(positions, (1, 1)), later)
-    tables = (call.helper(ops.GatherAt("along", 0), call.input(k), positions) for k in (2, 3))
-    cosine, sine = (call.reshape(table, (*table.shape[:2], 1, half)) for table in tables)
-    step = 2 if call["interleaved"] else 1
-    a, b = (call.helper(ops.Slice(3, first, half, step), wide) for first in (0, 1 if step == 2 else half))
-    turned = [call.sub(call.mul(a, cosine), call.mul(b, sine)), call.add(call.mul(a, sine), call.mul(b, cosine))]
-    ends = [call.reshape(part, (*a.shape, 1)) for part in turned] if step == 2 else turned
-    y = call.reshape(call.helper(ops.Concat(2 + step), *ends), (*a.shape[:3], 2 * half))
+    channels = np.arange(2 * half)
+    pairs, others = (channels // 2, channels ^ 1) if call["interleaved"] else (channels % half, np.roll(channels, half))
+    signs = call.constant(np.where(channels < others, -1, 1).astype(wide.type.dtype), "signs")
+    cosine, sine = (call.gathered(call.input(k), 1, pairs) for k in (2, 3))
+    tables = (call.helper(ops.GatherAt("along", 0), table, positions) for table in (cosine, call.mul(sine, signs)))
+    cosine, sine = (call.reshape(table, (*table.shape[:2], 1, 2 * half)) for table in tables)
+    turned = call.part(wide, 3, 0, 2 * half, helps=True)
+    y = call.add(call.mul(turned, cosine), call.mul(call.gathered(turned, 3, others), sine))
     rest = wide.shape[3] - 2 * half
     y = call.emit(ops.Concat(3), y, call.emit(ops.Slice(3, 2 * half, rest), wide)) if rest else y
     return call.emit(ops.Transpose((0, 2, 1, 3)), y) if x.rank == 4 else call.reshape(y, x.shape)
@@ -283,8 +284,8 @@ def _attention(call: Call) -> Tensor:
     """Attention of queries, keys and values, or of one input with weights side by side. A mask of 0 hides a key."""
     joined = call.kind == "Attention"
     mask_at, kinds = (3, (0, 1, 2, 3, 5)) if joined else (4, range(6))
-    if call.extra_outputs or call["do_rotary"] or any(call.has(k) and k not in kinds for k in range(len(call.inputs))):
-        raise Unsupported("past keys and values, rotation, or a second output")
+    if call["do_rotary"] or any(call.has(k) and k not in kinds for k in range(len(call.inputs))):
+        raise Unsupported("past keys and values, or rotation")
     parts = _side_by_side(call) if joined else _with_biases(call)
     q, k, v = (of_heads(call, x, "num_heads") for x in parts)
     scale = call.attribute("scale", 0.0) or 1 / math.sqrt(q.shape[-1])

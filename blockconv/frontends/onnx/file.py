@@ -21,8 +21,8 @@ from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, faili
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.python import zipped
 from blockconv.core.types import NIBBLES, Array
-from blockconv.frontends.onnx.rules import check_dims, check_tensor, dtype_of, onnx_errors, tensors_of
-from blockconv.frontends.onnx.runner import graphs_of
+from blockconv.frontends.onnx.rules import check_dims, check_tensor, onnx_errors, tensors_of
+from blockconv.frontends.onnx.runner import dtype_of, graphs_of, sizes_of
 from blockconv.frontends.onnx.scope import OP, title
 
 
@@ -209,8 +209,7 @@ def _values(tensor: Any, where: str, files: Files) -> Array:
 
 def _check_declared(name: str, array: Array, value: Any, reader: str) -> None:
     """An initializer that is declared as an input too has its type and shape."""
-    declared = value.type.tensor_type
-    dims = [d.dim_value if d.HasField("dim_value") else None for d in declared.shape.dim]
+    declared, dims = value.type.tensor_type, list(sizes_of(value.type))
     fits = len(dims) == array.ndim and all(d in (None, size) for d, size in zipped(dims, array.shape))
     same = declared.elem_type in (0, helper.np_dtype_to_tensor_dtype(array.dtype))
     if (declared.HasField("shape") and not fits) or not same:

@@ -19,8 +19,17 @@ from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, Array, element
 from blockconv.dispatch import selection
 from blockconv.frontends.onnx.contributed import BLOCKED
-from blockconv.frontends.onnx.rules import MOST_VALUES, Rules, dtype_of, onnx_type, with_defaults, with_inferred
-from blockconv.frontends.onnx.runner import captured, graphs_of, has_onnx_runtime, new_session, reads_of, runtime_errors
+from blockconv.frontends.onnx.rules import MOST_VALUES, Rules, onnx_type, with_defaults, with_inferred
+from blockconv.frontends.onnx.runner import (
+    captured,
+    dtype_of,
+    graphs_of,
+    has_onnx_runtime,
+    new_session,
+    reads_of,
+    runtime_errors,
+    sizes_of,
+)
 from blockconv.frontends.onnx.scope import OP, Scope, Unknown, UnknownValue, title
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
@@ -458,10 +467,8 @@ def value_of(type: Any) -> _Value:
     if not type.HasField("tensor_type") or type.tensor_type.elem_type not in _PLAIN.values():
         return _Value(None, None)
     tensor = type.tensor_type
-    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
-    known = tensor.HasField("shape") and None not in sizes
-    shape = tuple(size for size in sizes if size is not None) if known else None
-    return _Value(dtype_of(tensor.elem_type), shape)
+    sizes = sizes_of(type)
+    return _Value(dtype_of(tensor.elem_type), sizes if tensor.HasField("shape") and None not in sizes else None)
 
 
 def _by_onnx(model: Any) -> Iterator[tuple[str, _Value]]:

@@ -18,9 +18,9 @@ from blockconv.frontends.onnx.contributed import channel_block
 from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of, rename, value_of
 from blockconv.frontends.onnx.functions import definition
 from blockconv.frontends.onnx.ops import OPS
-from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
-from blockconv.frontends.onnx.rules import Rules, domain_of, dtype_of, onnx_errors, onnx_type
-from blockconv.frontends.onnx.runner import check_foreign, graphs_of, reads_of
+from blockconv.frontends.onnx.quantized import unpacked
+from blockconv.frontends.onnx.rules import Rules, domain_of, onnx_errors, onnx_type
+from blockconv.frontends.onnx.runner import check_foreign, dtype_of, graphs_of, reads_of, sizes_of
 from blockconv.frontends.onnx.scope import OP, Call, ReadStep, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
 from blockconv.network.graph import Network, frozen, holds
@@ -203,13 +203,13 @@ def _input(value: Any, given: Any) -> Tensor:
             rule = f"the shape of {where} has to have {rank} dimensions, as in the model"
             raise ArgumentError(OP, "input_shapes", given, rule)
         return Tensor(value.name, sizes, type)
-    dims = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim]
+    dims: Any = [size if size and size > 0 else None for size in sizes_of(value.type)]
     if dims and dims[0] is None:
         dims[0] = 1
     if not kind.HasField("shape") or None in dims:
         rule = f"{where} has no fixed shape, {dims}"
         raise ArgumentError(OP, "input_shapes", {}, rule, f"give input_shapes={{{value.name!r}: (...)}}")
-    return Tensor(value.name, tuple(d for d in dims if d is not None), type)
+    return Tensor(value.name, tuple(dims), type)
 
 
 def _check_names(graph: Any) -> None:
@@ -343,9 +343,7 @@ def _read(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
     kind = kind_of(node)
     if kind not in OPS and (rules is None or rules.schema(node) is None):
         raise _NoOp(kind)
-    if keeps_integers(node, scope):
-        _check(node, scope, rules)
-    elif _folds(node, scope):
+    if _folds(node, scope):
         _check(node, scope, rules)
         _fold(node, model, scope, rules)
     else:
@@ -404,6 +402,10 @@ def _translate(call: Call, rules: Rules | None) -> None:
         if call.opset < op.since:
             raise Unsupported(f"opset {call.opset}: supported from opset {op.since} on")
         results = op.translate(call)
+        found = dict(zip(call.node.output, results if isinstance(results, list) else [results], strict=False))
+        missing = [name for name in call.node.output if found.get(name) is None and name in call.scope.read]
+        if missing:
+            raise Unsupported(f"its output {missing[0]!r}")
         # After the translator, which says more of what it knows.
         _check(call.node, call.scope, rules)
     except NetworkError as error:
@@ -414,8 +416,8 @@ def _translate(call: Call, rules: Rules | None) -> None:
         raise
     except failing(ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
         raise call.error("attributes", list(call.attributes), f"cannot be read: {error}") from error
-    for name, tensor in zip(call.node.output, results if isinstance(results, list) else [results], strict=False):
-        if name:
+    for name, tensor in found.items():
+        if name and tensor is not None:
             call.give(name, tensor)
     if rules is not None:
         call.note()
@@ -433,11 +435,14 @@ def _folds(node: Any, scope: Any) -> bool:
 
 
 def _fold(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
-    """Make constants of a node's values: by the ops that would compute them at run time, or by ONNX's own evaluator."""
+    """Make constants of a node's values: by the ops that would compute them at run time, or by ONNX's own evaluator.
+
+    The translator of DequantizeLinear keeps integers, of any type and rank.
+    """
     operands = [scope.values[name] for name in node.input if name]
     fits = all(t.rank <= MOST_DIMENSIONS and not t.type.is_packed for t in operands)
     try:
-        if fits and kind_of(node) in OPS:
+        if kind_of(node) in OPS and (fits or node.op_type == "DequantizeLinear"):
             _translate(Call(node, scope), rules)
             return
     except Unsupported:  # the ops have no such case

@@ -1,12 +1,12 @@
 """Translators of products of matrices, which are convolutions of 1x1. See `ops`."""
 
+import functools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from blockconv.core.checks import Axes, Pair, of_rank
+from blockconv.core.checks import Axes, Pair, Shape
 from blockconv.core.python import zipped
 from blockconv.core.types import Array
 from blockconv.frontends.onnx.scope import Call, op
@@ -69,8 +69,8 @@ def _matmul(call: Call) -> Tensor:
 def _attention(call: Call) -> Tensor:
     usual = {"softcap": 0.0, "softmax_precision": 1, "left_window_size": -1, "right_window_size": -1}
     others = [f"{name}={call[name]}" for name, value in usual.items() if call.attribute(name, value) != value]
-    if others or any(call.has(k) for k in range(4, len(call.inputs))) or call.extra_outputs:
-        raise Unsupported(", ".join(others) or "past keys and values, or a second output")
+    if others or any(call.has(k) for k in range(4, len(call.inputs))):
+        raise Unsupported(", ".join(others) or "past keys and values")
     names = ("q_num_heads", "kv_num_heads", "kv_num_heads")
     q, k, v = (of_heads(call, call.input(at), name) for at, name in enumerate(names))
     scale = call.attribute("scale", 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0)
@@ -177,10 +177,10 @@ def matmul(
     weight = call.array(at, "second matrix")
     if 0 in (*a.shape, *weight.shape):
         return _nothing(call, attributes, a, at, others)
-    if weight.ndim > 2:
-        return _batched(call, attributes, a, at, others)
     if a.rank < 1 or weight.ndim < 1:
         raise call.error("inputs", (a.shape, weight.shape), "have to be vectors or matrices")
+    if weight.ndim > 2:
+        return _batched(call, attributes, a, at, others)
     change: Callable[[Array], Array] = lambda b: (b[None] if b.ndim == 1 else b if turned else b.T)[:, :, None, None]  # noqa: E731
     wei = call.weight(at, "weight", change, 0 if turned else 1)
     y = call.product(attributes, a, wei, None, others)
@@ -200,34 +200,27 @@ def _nothing(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
 
 
 def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: Tensors) -> Tensor:
-    """Products of matrices whose batches broadcast: a 1x1 convolution over rows, with a group for each matrix of A."""
-    *batch, k, n = call.array(at, "second matrix").shape
-    *given, rows = (1, *a.shape[:-1])[-max(2, a.rank) + 1 :]
+    """Products of matrices whose batches broadcast. Those of integers are convolutions, one after the other."""
+    weight = call.array(at, "second matrix")
+    if attributes == ops.Conv2d() and call.input(at).name not in call.scope.dequantized:
+        return call.multiplied(a, call.input(at))
+    *given, rows, columns = (1,) * (2 - a.rank) + a.shape
     try:
-        common = np.broadcast_shapes(tuple(given), tuple(batch))
+        common = np.broadcast_shapes(tuple(given), weight.shape[:-2])
     except ValueError:
-        raise call.error("input", a.shape, f"has to have a batch that broadcasts with {tuple(batch)}") from None
-    if a.shape[-1:] != (k,):
-        raise call.error("input", a.shape, f"has {a.shape[-1:]} columns, and the second matrices have {k} rows")
-    groups, count, axes = math.prod(given), math.prod(common), range(len(common))
-    wide = of_rank(tuple(given), len(common))
-    order = sorted(axes, key=lambda axis: wide[axis] != common[axis])  # what A has first: an A is a group
+        raise call.error("input", a.shape, f"has to have a batch that broadcasts with {weight.shape[:-2]}") from None
+    matrices = call.reshape(a, (-1, rows, columns))
+    places = np.broadcast_to(np.arange(matrices.shape[0]).reshape(given), common)
+    found = []
+    for index, place in np.ndenumerate(places):
+        wei = call.weight(at, "weight", functools.partial(_matrix, common, index), -1)
+        found.append(call.product(attributes, call.part(matrices, 0, int(place), 1, helps=True), wei, None, others))
+    return call.reshape(call.joined(0, found), (*common, *[rows] * (a.rank > 1), weight.shape[-1]))
 
-    def change(b: Array) -> Array:
-        each = np.broadcast_to(b, (*common, k, n)).swapaxes(-1, -2)
-        return each.transpose(*order, len(common), len(common) + 1).reshape(count * n, k, 1, 1)
 
-    wei = call.weight(at, "weight", change, -1)
-    x = call.helper(ops.Transpose((1, 0, 2)), call.reshape(a, (groups, rows, k)))
-    x = call.reshape(x, (rows, groups * k, 1, 1))
-    y = call.convolve(replace(attributes, groups=groups), x, others, (wei,))
-    if order == list(axes):
-        y = call.helper(ops.Transpose((1, 0, 2)), call.reshape(y, (rows, count, n)))
-    else:
-        y = call.reshape(y, (rows, *(common[axis] for axis in order), n))
-        perm = (*(1 + order.index(axis) for axis in axes), 0, len(common) + 1)
-        y = call.helper(ops.Transpose(perm), y)
-    return call.reshape(y, (*common, rows, n) if a.rank > 1 else (*common, n))
+def _matrix(common: Shape, index: Shape, b: Array) -> Array:
+    """One of some matrices, which broadcast to a batch, as the weight of a convolution of 1x1."""
+    return np.broadcast_to(b, (*common, *b.shape[-2:]))[index].T[:, :, None, None]
 
 
 # ---------------------------------------------------------------- recurrent layers

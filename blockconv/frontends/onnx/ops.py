@@ -15,10 +15,11 @@ from onnx import defs
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
 from blockconv.core.types import BYTES, FLOATS, NUMBERS, Array, numpy_dtype
 from blockconv.frontends.onnx import contributed, elements, shapes  # noqa: F401  (their ops are read)
-from blockconv.frontends.onnx.contributed import SELU
-from blockconv.frontends.onnx.rules import RUNTIMES, dtype_of
+from blockconv.frontends.onnx.contributed import SELU, softmax
+from blockconv.frontends.onnx.rules import RUNTIMES
+from blockconv.frontends.onnx.runner import dtype_of
 from blockconv.frontends.onnx.scope import OPS as OPS
-from blockconv.frontends.onnx.scope import Call, Translator, only_output, op
+from blockconv.frontends.onnx.scope import Call, Translator, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
@@ -72,13 +73,6 @@ def _hardswish(call: Call) -> Tensor:
     if x.type.name != "float64":
         return call.apply("hardswish", x)
     return call.mul(x, call.apply(("hardsigmoid", float(np.float32(1 / 6)), 0.5), x))
-
-
-@op("Swish")
-def _swish(call: Call) -> Tensor:
-    if call["alpha"] != 1:
-        raise Unsupported(f"alpha={call['alpha']}: an alpha other than 1")
-    return call.apply("silu", call.x)
 
 
 op("Gelu")(lambda call: call.gelu(call.x, call.one_of("approximate", "none", "tanh") == "tanh"))
@@ -135,7 +129,6 @@ def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
 def _batch_norm(call: Call) -> Tensor:
     if call["training_mode"] or not call.attribute("spatial", 1):
         raise Unsupported("training_mode=1: training" if call["training_mode"] else "spatial=0")
-    only_output(call)
     names = ("scale", "bias", "mean", "variance")
     if _flow(call, range(1, 5)):
         return _batch_norm_by_values(call)
@@ -194,10 +187,8 @@ def _instance_norm(call: Call) -> Tensor:
 def _layer_norm(call: Call) -> list[Tensor]:
     """The statistics are float32, for 16-bit floats too."""
     y, x = _norm_of_rows(call, True), call.x
-    if not call.extra_outputs:
+    if not (call.reads(1) or call.reads(2)) or x.type.name == "float64":
         return [y]
-    if x.type.name == "float64":
-        only_output(call)
     mean, _, variance = call.moments(call.converted(x, "float32"), tuple(range(call.along, x.rank)))
     return [y, mean, call.power(call.add(variance, call["epsilon"]), -0.5)]
 
@@ -211,10 +202,7 @@ def _mean_variance(call: Call) -> Tensor:
     return call.div(rest, call.add(deviation, 1e-9))
 
 
-@op("RMSNormalization", "SimplifiedLayerNormalization")
-def _rms_norm(call: Call) -> Tensor:
-    only_output(call)
-    return _norm_of_rows(call, False)
+op("RMSNormalization", "SimplifiedLayerNormalization")(lambda call: _norm_of_rows(call, False))
 
 
 def _norm_of_rows(call: Call, centred: bool) -> Tensor:
@@ -245,15 +233,7 @@ def _normalised(
 op("LRN")(lambda call: call.emit(ops.Lrn(*(call[name] for name in ("size", "alpha", "beta", "bias"))), call.x))
 
 
-@op("Softmax", "LogSoftmax")
-def _softmax(call: Call) -> Tensor:
-    x, log = call.x, call.kind == "LogSoftmax"
-    axis = call.along
-    if call.opset >= 13 or math.prod(x.shape[axis + 1 :]) == 1:
-        return call.emit(ops.Softmax(axis, log=log), x)
-    # Before opset 13: over all axes from that one on.
-    flat = call.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
-    return call.reshape(call.emit(ops.Softmax(1, log=log), flat), x.shape)
+op("Softmax", "LogSoftmax")(lambda call: softmax(call, call.x, call.along, call.opset))
 
 
 @op("Dropout", limits="inference, where it is the identity")
@@ -262,7 +242,6 @@ def _dropout(call: Call) -> Tensor:
         raise Unsupported("training_mode=True: training")
     if call.has(1) and not 0 <= call.array(1, "ratio").item() < 1:
         raise call.error("ratio", call.array(1, "ratio").item(), "has to be at least 0 and less than 1")
-    only_output(call)
     return call.x
 
 

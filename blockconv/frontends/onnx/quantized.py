@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.checks import Shape, axis_shape
+from blockconv.core.checks import MOST_DIMENSIONS, Shape, axis_shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, INTEGERS, NIBBLES, Array, element
 from blockconv.frontends.onnx.matrices import matmul
-from blockconv.frontends.onnx.rules import dtype_of
-from blockconv.frontends.onnx.scope import Call, Dequantized, Scope, op
+from blockconv.frontends.onnx.runner import dtype_of
+from blockconv.frontends.onnx.scope import Call, Dequantized, op
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
@@ -74,28 +74,12 @@ def check_bytes(call: Call, dtype: Any) -> None:
 # ---------------------------------------------------------------- constants
 
 
-def keeps_integers(node: Any, scope: Scope) -> bool:
-    """Whether a node dequantizes a constant whose integers passes may take. If so, the scope keeps the integers."""
-    if node.op_type != "DequantizeLinear":
-        return False
-    value = scope.constants.get(scope.values[node.input[0]].name)
-    if value is None or any(scope.array(scope.values[name].name) is None for name in node.input if name):
-        return False
-    call = Call(node, scope)
-    if value.dtype not in (*INTEGERS, "int32"):
-        return False
-    if call.array(1, "scale").dtype != np.float32 or call.attribute("output_dtype", 0) not in (0, 1):
-        return False
-    scale, zero_point = scales(call, 1), zero_points(call, 2, value.dtype)
-    value = unpacked(value)
+def _kept(call: Call, value: Array, scale: Array, zero_point: Array) -> Dequantized | None:
+    """The constant integers of a node that dequantizes them, if passes may take them."""
     axis = call.axis(call["axis"], max(value.ndim, 1)) if scale.size > 1 else 0
     if call["block_size"]:
-        found = _of_blocks(value, *_along(call, value.shape, scale, zero_point), axis)
-    else:
-        found = as_weight(value, scale.reshape(()) if scale.size == 1 else scale, zero_point, axis)
-    if found is not None:
-        scope.values[node.output[0]] = scope.quantized_constant(node.output[0], found)
-    return found is not None
+        return _of_blocks(value, *_along(call, value.shape, scale, zero_point), axis)
+    return as_weight(value, scale.reshape(()) if scale.size == 1 else scale, zero_point, axis)
 
 
 def as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequantized | None:
@@ -174,19 +158,26 @@ def _quantize_linear(call: Call) -> Tensor:
     return call.emit(ops.Concat(axis), *made)
 
 
-@op("DequantizeLinear", "com.microsoft.DequantizeLinear", limits=f"to float32; {ALSO_4_BITS}; int32")
+@op("DequantizeLinear", "com.microsoft.DequantizeLinear", limits=f"float32 scales; {ALSO_4_BITS}; int32")
 def _dequantize_linear(call: Call) -> Tensor:
-    x = call.x
+    x, value = call.x, call.scope.constants.get(call.x.name)
     if x.dtype not in (*INTEGERS, "int32") or call.array(1, "scale").dtype != np.float32:
         raise Unsupported(f"from {x.dtype}, with scales of {call.array(1, 'scale').dtype}")
     scale, zero_point = scales(call, 1), zero_points(call, 2, x.dtype)
+    found, to = None, element(dtype_of(call["output_dtype"] or 1)).name
+    if value is not None and to == "float32":
+        found = _kept(call, unpacked(value), scale, zero_point)
+    if found is not None:
+        return call.scope.quantized_constant(call.node.output[0], found)
+    if value is not None and (x.type.is_packed or x.rank > MOST_DIMENSIONS):
+        raise Unsupported(f"a constant of {x.type} of shape {x.shape}")
     if scale.size == 1 and not call["block_size"]:
-        return call.emit(ops.Dequantize(_of_one(scale, zero_point)), x)
+        return call.converted(call.emit(ops.Dequantize(_of_one(scale, zero_point)), x), to)
     scale, zero_point = _along(call, x.shape, scale, zero_point)
     y = call.helper(ops.Dequantize(Quantization(1.0)), x)
     if zero_point.any():
         y = call.helper(ops.Binary("sub"), y, call.constant(zero_point.astype(np.float32), "zero_point"))
-    return call.mul(y, call.constant(scale, "scale"))
+    return call.converted(call.mul(y, call.constant(scale, "scale")), to)
 
 
 def _along(call: Call, shape: Shape, scale: Array, zero_point: Array) -> tuple[Array, Array]:
@@ -233,6 +224,12 @@ def dequantized(call: Call, at: int) -> Tensor:
     return call.helper(ops.Dequantize(quantization(call, at + 1, x.dtype)), x)
 
 
+def factors(call: Call, axis: int) -> tuple[Tensor, Array]:
+    """(The first operand, the scales of its products with operand 3), both dequantized. axis: see `weight`."""
+    weight(call, 3, axis)
+    return dequantized(call, 0), quantization(call, 1, call.x.dtype).scale * scales(call, 4)
+
+
 def stored(call: Call, y: Tensor, at: int, dtype: Any) -> Tensor:
     """The node's output: `y` as integers, by the scale and the zero point that are operands `at` and the next."""
     return _quantize(call, y, quantization(call, at, dtype), dtype)
@@ -243,9 +240,7 @@ def stored(call: Call, y: Tensor, at: int, dtype: Any) -> Tensor:
 
 @op("QLinearConv", limits=f"1-D to 3-D; constant weight and bias; {CONSTANT}")
 def qlinear_conv(call: Call) -> Tensor:
-    x = dequantized(call, 0)
-    scale = quantization(call, 1, call.x.dtype).scale * scales(call, 4)
-    weight(call, 3, 0)
+    x, scale = factors(call, 0)
     more: Tensors = ()
     if call.has(8):
         bias = Dequantized(
@@ -265,8 +260,7 @@ def output_dtype(call: Call, at: int) -> Any:
 
 @op("QLinearMatMul", limits=f"constant B, whose batch broadcasts with A's; {CONSTANT}")
 def _qlinear_matmul(call: Call) -> Tensor:
-    a = dequantized(call, 0)
-    weight(call, 3, 1)
+    a, _ = factors(call, 1)
     return stored(call, matmul(call, ops.Conv2d(), a, 3), 6, output_dtype(call, 7))
 
 
@@ -404,8 +398,7 @@ def _matmul_to_float(call: Call) -> Tensor:
     if found is None:  # operands in the order of other ops, with scale and zero point after each
         given = [*call.inputs, *[None] * 3]
         call.inputs[:] = [given[k] for k in (0, 2, 4, 1, 3, 5, 6)]
-        a = dequantized(call, 0)
-        weight(call, 3, 1)
+        a, _ = factors(call, 1)
         return _biased(call, matmul(call, ops.Conv2d(), a, 3), 6)
     sums = _sums(call, call.x, _of_found(found), 5, True)
     return _biased(call, _scaled(call, sums, call.input(2), 3), 6)

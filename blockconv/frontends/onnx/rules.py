@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import onnx
 from google.protobuf import json_format, message, text_format
 from onnx import (
@@ -285,11 +284,6 @@ def onnx_type(tensor: Tensor) -> int:
     if tensor.type.is_packed:
         return TensorProto.DataType.Value(tensor.type.name.upper())
     return helper.np_dtype_to_tensor_dtype(tensor.type.dtype)
-
-
-def dtype_of(kind: int) -> np.dtype[Any]:
-    """NumPy's type for ONNX's number of an element type."""
-    return np.dtype(helper.tensor_dtype_to_np_dtype(kind))
 
 
 def _sentence(error: Exception) -> str:

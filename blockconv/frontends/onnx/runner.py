@@ -22,7 +22,7 @@ from onnx import helper, numpy_helper
 from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, failing, to_install
 from blockconv.core.python import bounded_cache, zipped
-from blockconv.core.types import Array, numpy_dtype
+from blockconv.core.types import Array
 from blockconv.network.foreign import ForeignPart, counted, read_outside
 from blockconv.network.ops import Foreign
 from blockconv.network.order import topological
@@ -144,7 +144,7 @@ def foreign_part(
     wanted = [name for value, name in own.items() if value in needed]
     graph = helper.make_graph(order, "part", [types[name] for name in fed], [types[name] for name in wanted])
     graph.initializer.extend(
-        numpy_helper.from_array(np.ascontiguousarray(value).reshape(_dims(types[name])), name)
+        numpy_helper.from_array(np.ascontiguousarray(value).reshape(sizes_of(types[name].type)), name)
         for name, value in held.items()
     )
     first = parsed(nodes[0].attributes.model)
@@ -166,8 +166,9 @@ def check_foreign(network: Any) -> None:
         raise UnsupportedError(f"blockconv has no op for {counted(network.rest.kinds)}; {REMEDY}")
 
 
-def _dims(value: Any) -> Shape:
-    return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+def sizes_of(type: Any) -> Any:
+    """The sizes that the TypeProto of a tensor states, a tuple; None for one that it leaves open."""
+    return tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in type.tensor_type.shape.dim)
 
 
 # ---------------------------------------------------------------- running
@@ -242,7 +243,7 @@ class Session:
         held = constants or {}
         proto.graph.initializer.extend(numpy_helper.from_array(held[name], name) for name in held.keys() & read)
         self.inputs, self.outputs = (
-            [_Operand(v.name, v.type.tensor_type.elem_type, _dims(v)) for v in values]
+            [_Operand(v.name, v.type.tensor_type.elem_type, sizes_of(v.type)) for v in values]
             for values in (proto.graph.input, proto.graph.output)
         )
         self.nodes = named(proto)
@@ -256,15 +257,20 @@ class Session:
     def run(self, addresses: Sequence[int]) -> None:
         """See `foreign.Session`."""
         given, taken = addresses[: len(self.inputs)], addresses[len(self.inputs) :]
+        if self._session is None:
+            results = self.results({one.name: _array(one, at) for one, at in zipped(self.inputs, given)})
+            for one, at in zipped(self.outputs, taken):
+                _array(one, at)[...] = results[one.name]
+            return
         try:
-            if self._session is not None:
-                self._bind_and_run(given, taken)
-                return
+            binding = self._session.io_binding()
+            for one, at in zipped(self.inputs, given):
+                binding.bind_input(one.name, "cpu", 0, one.kind, one.shape, at)
+            for one, at in zipped(self.outputs, taken):
+                binding.bind_output(one.name, "cpu", 0, one.kind, one.shape, at)
+            self._session.run_with_iobinding(binding)
         except runtime_errors() as error:
             raise failed(self.nodes, error) from error
-        results = self.results({one.name: _array(one, at) for one, at in zipped(self.inputs, given)})
-        for one, at in zipped(self.outputs, taken):
-            _array(one, at)[...] = results[one.name]
 
     def results(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs by name, of any shapes and types. Raises NetworkError, which names the node, where that fails."""
@@ -273,15 +279,6 @@ class Session:
         except runtime_errors() as error:
             raise failed(self.nodes, error) from error
         return {one.name: value for one, value in zipped(self.outputs, found)}
-
-    def _bind_and_run(self, given: Sequence[int], taken: Sequence[int]) -> None:
-        assert self._session is not None
-        binding = self._session.io_binding()
-        for one, at in zipped(self.inputs, given):
-            binding.bind_input(one.name, "cpu", 0, one.kind, one.shape, at)
-        for one, at in zipped(self.outputs, taken):
-            binding.bind_output(one.name, "cpu", 0, one.kind, one.shape, at)
-        self._session.run_with_iobinding(binding)
 
 
 class NamedNode(NamedTuple):
@@ -312,9 +309,15 @@ def failed(nodes: Sequence[NamedNode], error: Exception) -> NetworkError:
 
 def _array(one: _Operand, address: int) -> Array:
     """The array that memory holds."""
-    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(one.kind))
-    nbytes = int(np.prod(one.shape, dtype=np.int64)) * dtype.itemsize
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype).reshape(one.shape)
+    dtype = dtype_of(one.kind)
+    nbytes = math.prod(one.shape) * dtype.itemsize
+    memory: Any = (ctypes.c_char * nbytes).from_address(address)
+    return np.frombuffer(memory, dtype).reshape(one.shape)
+
+
+def dtype_of(kind: int) -> np.dtype[Any]:
+    """NumPy's type for ONNX's number of an element type."""
+    return np.dtype(helper.tensor_dtype_to_np_dtype(kind))
 
 
 @functools.lru_cache(maxsize=64)
@@ -326,8 +329,6 @@ def computed(node: Foreign, inputs: Sequence[Array]) -> Array:
     """The output of a foreign node by itself."""
     session = _alone(node.model)
     given = [np.ascontiguousarray(x) for x in inputs]
-    names = [onnx.TensorProto.DataType.Name(one.kind).lower() for one in session.outputs]
-    types = [numpy_dtype({"float": "float32", "double": "float64"}.get(name, name)) for name in names]
-    results = [np.empty(one.shape, dtype) for one, dtype in zipped(session.outputs, types)]
+    results = [np.empty(one.shape, dtype_of(one.kind)) for one in session.outputs]
     session.run([x.ctypes.data for x in (*given, *results)])
     return results[node.output]

@@ -170,7 +170,7 @@ class Scope(Emitter):
         return name if made else super().output(name)
 
 
-Translator = Callable[["Call"], "Tensor | list[Tensor]"]
+Translator = Callable[["Call"], "Tensor | Sequence[Tensor | None]"]
 T = TypeVar("T", bound=Translator)
 
 
@@ -260,8 +260,6 @@ class Call(Translation):
         super().__init__(scope, str(node.name or node.output[0]), title(node))
         self.node, self.scope, self.opset, self.looks = node, scope, scope.opset, False
         self.inputs = [self._watched(scope.values[name]) if name else None for name in node.input]
-        # The outputs after the first that something reads.
-        self.extra_outputs = [name for name in node.output[1:] if name in scope.read]
         self.attributes = {a.name: a for a in node.attribute}
         self._before = len(scope.nodes), len(scope.constants), len(scope.dequantized)
 
@@ -316,6 +314,10 @@ class Call(Translation):
         if value not in values:
             raise self.error(name, value, f"has to be one of {', '.join(map(str, values))}")
         return value
+
+    def reads(self, output: int) -> bool:
+        """Whether anything reads this output."""
+        return not self.scope.read.isdisjoint(self.node.output[output : output + 1])
 
     def has(self, index: int) -> bool:
         """Whether the node has this input."""
@@ -444,9 +446,3 @@ class Call(Translation):
             else self.constant(joined, "weight")
         )
         return self.emit(attributes, x, *others, parameters=(wei, *parameters[1:]))
-
-
-def only_output(call: Call) -> None:
-    """Raise Unsupported if anything reads a further output of the node."""
-    if call.extra_outputs:
-        raise Unsupported(f"its output {call.extra_outputs[0]!r}")

@@ -9,7 +9,7 @@ from onnx import helper
 
 from blockconv.core.checks import Pair, Shape
 from blockconv.core.python import zipped
-from blockconv.frontends.onnx.scope import Call, only_output, op
+from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor, Tensors
@@ -144,7 +144,6 @@ def average(call: Call, x: Tensor) -> Tensor:
 
 def pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     """A pool of `x`, as a node states it."""
-    only_output(call)
     window = _window(call, call.attribute("kernel_shape", ()))
     sides = zipped(_image(call, window), window.kernel, window.stride, window.dilation, window.pads)
     ceil_mode, is_whole = bool(call["ceil_mode"]), call.kind == "QLinearAveragePool"
@@ -161,7 +160,7 @@ def pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
             cut = tuple((0, end[1] - pads[1]) for end, pads in zipped(reached, window.pads))
             taken = window._replace(pads=cut)
     call.one_of("storage_order", 0, 1)
-    y = volumes.pool(call, ops.Pool2d(kind, ceil_mode=ceil_mode), x, taken)
+    y = volumes.pool(call, taken.within(ops.Pool2d(kind, ceil_mode=ceil_mode)), x, taken.rank, taken.depth)
     for k in missing:
         y = call.emit(ops.Slice(y.rank - len(window.pads) + k, 0, 0), y)
     return y
@@ -208,7 +207,4 @@ def global_pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     """One window over the whole image."""
     if x.rank not in (3, 4, 5):
         raise Unsupported(f"input={x.shape}: {x.rank} dimensions")
-    if x.rank == 5:
-        return volumes.pooled(call, ops.Pool2d(kind), x, volumes.Depth(x.shape[2]))
-    y = call.emit(ops.Pool2d(kind), volumes.as_images(call, x, x.rank - 2))
-    return volumes.as_given(call, y, x, x.rank - 2)
+    return volumes.pool(call, ops.Pool2d(kind), x, x.rank - 2, volumes.Depth(x.shape[2]))

@@ -110,26 +110,27 @@ def _convolution_backward(call: Call) -> Value:
 
 
 def _pool(call: Call) -> tuple[ops.Pool2d, volumes.Window]:
-    """The pool without its windows, and these."""
+    """The pool along H and W, and all of its windows."""
     rank, average = 3 if "3d" in call.kind else 2, "include" if call.get("count_include_pad", True) else "exclude"
     kind: Any = "max" if "max" in call.kind else f"avg_{average}_padding"
     window = _window(call, _sides(call["kernel_size"], rank), [(p, p) for p in _sides(call["padding"], rank)])
-    return ops.Pool2d(kind, ceil_mode=bool(call["ceil_mode"]), divisor=call.get("divisor_override")), window
+    made = ops.Pool2d(kind, ceil_mode=bool(call["ceil_mode"]), divisor=call.get("divisor_override"))
+    return window.within(made), window
 
 
 @op("max_pool2d_with_indices", "max_pool3d_with_indices", "blockconv.max_pool2d")
 def _max_pool(call: Call) -> Value:
     x, (made, window) = call.x, _pool(call)
     if window.rank == 2 and x.rank == 4 and call.reads(1):
-        y = call.emit(ops.MaxPool2dIndices(window.within(made)), x)
+        y = call.emit(ops.MaxPool2dIndices(made), x)
         return [y, call.emit(ops.FurtherResult(0, None, "int64"), y)]
-    return [volumes.pool(call, made, x, window), None]
+    return [volumes.pool(call, made, x, window.rank, window.depth), None]
 
 
 @op("avg_pool2d", "avg_pool3d", "blockconv.avg_pool2d")
 def _avg_pool(call: Call) -> Tensor:
     made, window = _pool(call)
-    return volumes.pool(call, made, call.x, window)
+    return volumes.pool(call, made, call.x, window.rank, window.depth)
 
 
 @of_numbers("max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward")
@@ -137,20 +138,15 @@ def _pool_backward(call: Call) -> Tensor:
     x, grad = call.x, call.input("grad_output")
     if x.rank != 4:
         raise Unsupported(f"{x.rank} dimensions")
-    of: Any = ops.AdaptivePool2d((grad.shape[2], grad.shape[3]))
-    if "adaptive" not in call.kind:
-        made, window = _pool(call)
-        of = window.within(made)
+    of = ops.AdaptivePool2d((grad.shape[2], grad.shape[3])) if "adaptive" in call.kind else _pool(call)[0]
     indices = [call.input("indices")] if "max" in call.kind else []
     return call.emit(ops.PoolBackward(of, (x.shape[2], x.shape[3])), grad, *indices)
 
 
 @op("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "blockconv.adaptive_avg_pool2d")
 def _adaptive_avg_pool(call: Call) -> Tensor:
-    x, size, rank = call.x, tuple(call["output_size"]), 3 if "3d" in call.kind else 2
-    made, image = ops.AdaptivePool2d(_sides(size[-2:])), volumes.as_images(call, x, rank)
-    y = volumes.pooled(call, made, image, size[0]) if rank == 3 else call.emit(made, image)
-    return volumes.as_given(call, y, x, rank)
+    size, rank = tuple(call["output_size"]), 3 if "3d" in call.kind else 2
+    return volumes.pool(call, ops.AdaptivePool2d(_sides(size[-2:])), call.x, rank, size[0])
 
 
 @op("adaptive_max_pool2d")
