@@ -15,7 +15,7 @@ import operator
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -41,6 +41,7 @@ from blockconv.frontends.torch.reader import (
     Reader,
     Refused,
     arguments_of,
+    calls_op,
     draws,
     elsewhere,
     hint,
@@ -161,17 +162,13 @@ class _Boxed(CodeGen):  # type: ignore[misc]
 
 
 def _boxed(gm: Any, record: Compiled, static: Collection[int]) -> Any:
-    """A graph as AOTAutograd calls it: with a list."""
+    """A graph as AOTAutograd calls it: with a list. It keeps the record alive."""
     for view in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         view.target = torch.ops.aten.reshape.default  # kernels of PyTorch give other strides than it traced
     gm.graph.set_codegen(_Boxed())
     gm.recompile()
     _LazyGraphModule.force_recompile(gm)  # else each call goes by the function that makes the code at the first
-    return _recorded(gm.forward, record, static)
-
-
-def _recorded(run: Callable[[list[Any]], Any], record: Compiled, static: Collection[int]) -> Any:
-    """A function of a list that keeps the record alive."""
+    run = gm.forward
 
     def call(args: list[Any]) -> Any:
         if not record.owned:
@@ -235,7 +232,7 @@ def _is_own(node: Any) -> bool:
 
 def _is_view(node: Any) -> bool:
     """Whether a result of a node may share memory with an operand."""
-    return isinstance(node.target, torch._ops.OpOverload) and any(r.alias_info for r in node.target._schema.returns)
+    return calls_op(node) and any(r.alias_info for r in node.target._schema.returns)
 
 
 def _constants(graph: Any, static: set[int]) -> set[Any]:
@@ -387,9 +384,9 @@ def _mark_numbers(graph: Any) -> None:
 def _calculates(user: Any, number: Any) -> bool:
     """Whether an op takes a number as one of its operands, and as nothing else."""
     operands = _OPERANDS.get(kind_of(user).removeprefix("aten."), ())
-    if not operands or not isinstance(user.target, torch._ops.OpOverload):
+    if not operands or not calls_op(user):
         return False
-    given = arguments_of(user, user.args, user.kwargs)
+    given = arguments_of(user)
     return given.get("rounding_mode") is None and {name for name in given if given[name] is number} <= {*operands}
 
 
@@ -420,10 +417,10 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         self.in_pytorch, self.record, self.settings = module, record, settings
         self.holders = list(module.graph.find_nodes(op="placeholder"))
         self.static = [k for k, is_static in enumerate(static) if is_static]
-        rest = [(k, node, node.meta["val"]) for k, node in enumerate(self.holders) if not static[k]]
+        pairs = [*enumerate(self.holders)]
+        rest = [(k, node.meta.get("number"), node.meta["val"]) for k, node in pairs if not static[k]]
         # By its place among the arguments, the type of each input of the plan that is a number; None for a tensor.
-        taken = [(k, node.meta.get("number"), value) for k, node, value in rest]
-        self.flows = {k: kind for k, kind, value in taken if kind or isinstance(value, torch.Tensor)}
+        self.flows = {k: kind for k, kind, value in rest if kind or isinstance(value, torch.Tensor)}
         symbols = _symbols(value for _, _, value in rest)
         numbers = {k: value for k, _, value in rest if k not in self.flows}
         self.derived = {k: value.node for k, value in numbers.items() if _follows(value, symbols)}

@@ -11,7 +11,7 @@ from torch.fx import Node as FxNode
 from blockconv.core.element_problem import ScatterKind
 from blockconv.core.python import zipped
 from blockconv.core.types import COUNTED, NUMBERS, WHOLE, element
-from blockconv.frontends.torch.reader import Call, Constant, Value, arguments_of, hint, lowered, of_numbers, op
+from blockconv.frontends.torch.reader import Call, Constant, Value, hint, lowered, of_numbers, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Axes, Tensor
@@ -48,8 +48,8 @@ def _operands(call: Call, name: str = "") -> list[Tensor]:
 
 def _promoted(call: Call) -> list[Tensor]:
     """Both operands in the type that PyTorch promotes them to."""
-    given = arguments_of(call.node, call.node.args, call.node.kwargs)
-    traced = [one.meta["val"] if isinstance(one, FxNode) else one for one in (given["self"], given["other"])]
+    given = (call.traced["self"], call.traced["other"])
+    traced = [one.meta["val"] if isinstance(one, FxNode) else one for one in given]
     numbers = [value if isinstance(value, (torch.Tensor, bool, float)) else hint(value) for value in traced]
     name = str(torch.result_type(*numbers)).removeprefix("torch.")
     return _operands(call, name)

@@ -25,7 +25,7 @@ from blockconv.core.python import zipped
 from blockconv.core.record import frozen
 from blockconv.frontends.torch.decompositions import decompositions
 from blockconv.frontends.torch.ops import OPS
-from blockconv.frontends.torch.reader import Constant, Reader, hint, kind_of, module_of, needed, stand_in
+from blockconv.frontends.torch.reader import Constant, Reader, calls_op, hint, kind_of, module_of, needed, stand_in
 from blockconv.frontends.torch.runner import op_of
 from blockconv.network.graph import Network
 from blockconv.network.limits import Limits
@@ -231,7 +231,7 @@ class Traced:
         reader.read(node for node in self.nodes if node.op != "placeholder")
         reader.refused.report(OP)
         by_name = {node.name: node for node in self.nodes}
-        names = list(reader.outputs(_tensor(reader, reader.values[by_name[name]]) for name in self.outputs))
+        names = list(reader.outputs(_tensor(reader.tensor(reader.values[by_name[name]])) for name in self.outputs))
         for k, name in enumerate(called):
             if names[k] != name:
                 other = reader.emitter.value_name(name)  # for a value that has this one
@@ -280,7 +280,7 @@ def _flat(node: Any) -> tuple[Any, ...]:
         return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
 
     given = map_arg((node.args, node.kwargs), lambda other: _Operand(other.name))
-    target = str(node.target).encode() if isinstance(node.target, torch._ops.OpOverload) else node.target
+    target = str(node.target).encode() if calls_op(node) else node.target
     meta = {"val": map_aggregate(node.meta.get("val"), described), "nn_module_stack": {"": module_of(node)}}
     return node.op, target, given, node.name, meta
 
@@ -316,9 +316,7 @@ def _returned(program: Any) -> list[Any]:
     return [arg for arg in returned if not isinstance(arg, ConstantArgument)]
 
 
-def _tensor(reader: Reader, value: Any) -> Tensor:
-    if isinstance(value, Constant):
-        return reader.constant(value.array, value.name)
+def _tensor(value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise ArgumentError(OP, "module", value, "has to return tensors")
     return value

@@ -241,13 +241,9 @@ def _conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
     return CONV2D((x, None, w, bias), given, (), out_layout=_layout(x, w))[0]
 
 
-def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
+def _fake_conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
     torch._check(x.dim() == 4 and w.dim() == 4, lambda: "blockconv::conv2d: input and weight have four dimensions")
-    torch._check(x.shape[1] == w.shape[1] * groups, lambda: f"blockconv::conv2d: {x.shape[1]} channels")
-    sizes = [
-        (x.shape[2 + k] + 2 * padding[k] - dilation[k] * (w.shape[2 + k] - 1) - 1) // stride[k] + 1 for k in (0, 1)
-    ]
-    return _empty(x, (x.shape[0], w.shape[0], *sizes), _layout(x, w))
+    return _empty(x, torch.ops.aten.conv2d(x, w, None, *options).shape, _layout(x, w))
 
 
 _define(f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_CONVOLVED}) -> Tensor", _conv2d, _fake_conv2d)
@@ -403,6 +399,11 @@ def _dense(x: Any) -> Any:
     return _detached(x).contiguous(memory_format=_FORMATS[_layout(x)])
 
 
+def _computed(x: Any) -> Any:
+    """The type of the statistics of a norm."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
 def _batch_norm(
     x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, residual: Any, *numbers: float
 ) -> Any:
@@ -414,7 +415,7 @@ def _batch_norm(
 
 
 def _fake_batch_norm(x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, *rest: Any) -> Any:
-    kind = torch.float64 if x.dtype is torch.float64 else torch.float32
+    kind = _computed(x)
     made = [x.new_empty(x.shape[1], dtype=kind) for _ in range(2)]
     new = [x.new_empty(x.shape[1] if given is not None else 0, dtype=kind) for given in (running_mean, running_var)]
     return _empty(x, x.shape, _layout(x)), *made, *new
@@ -437,11 +438,16 @@ _define(
 )
 
 
+def _keep(ctx: Any, weight: Any, bias: Any, output: Any) -> None:
+    """The types of a norm's parameters. Its statistics have no gradients."""
+    ctx.types = [None if each is None else each.dtype for each in (weight, bias)]
+    ctx.mark_non_differentiable(*output[1:])
+
+
 def _keep_batch_norm(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight, bias, _, _, residual, _, _, *ctx.bounds = inputs
-    ctx.types = [None if each is None else each.dtype for each in (weight, bias)]
+    _keep(ctx, weight, bias, output)
     ctx.save_for_backward(x, weight, bias, *output[1:3], None if residual is None else output[0])
-    ctx.mark_non_differentiable(*output[1:])
 
 
 def _of_batch_norm(ctx: Any, grad: Any, *_: Any) -> Any:
@@ -475,8 +481,7 @@ def _dense_image(x: Any) -> Any:
 
 def _fake_norm(x: Any, over: Any, *_: Any) -> Any:
     """over: the groups, or the sizes of a row."""
-    kind = torch.float64 if x.dtype is torch.float64 else torch.float32
-    is_rows = isinstance(over, (tuple, list))
+    kind, is_rows = _computed(x), isinstance(over, (tuple, list))
     shape = (*x.shape[: x.dim() - len(over)], *(1 for _ in over)) if is_rows else (x.shape[0], over)
     y = x.new_empty(x.shape) if is_rows or x.dim() != 4 else _empty(x, x.shape, _layout(x))
     return y, x.new_empty(shape, dtype=kind), x.new_empty(shape, dtype=kind)
@@ -490,9 +495,8 @@ def _fake_norm_backward(grad: Any, x: Any, over: Any, weight: Any, mean: Any, in
 
 def _keep_norm(ctx: Any, inputs: Any, output: Any) -> None:
     x, ctx.over, weight, bias, _ = inputs
-    ctx.types = [None if each is None else each.dtype for each in (weight, bias)]
+    _keep(ctx, weight, bias, output)
     ctx.save_for_backward(x, weight, *output[1:])
-    ctx.mark_non_differentiable(*output[1:])
 
 
 def _of_norm(name: str) -> Run:

@@ -11,7 +11,7 @@ import functools
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -144,23 +144,27 @@ def _path(node: Any) -> tuple[str, str]:
     return re.sub(r"^L\['\w+'\]\.?", "", named), str(kind).rpartition(".")[2]
 
 
+def calls_op(node: Any) -> bool:
+    """Whether a node calls an op of PyTorch's dispatcher."""
+    return isinstance(node.target, torch._ops.OpOverload)
+
+
 def kind_of(node: Any) -> str:
     """The op of a node: "aten.convolution"."""
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name.replace("::", ".")
-    return getattr(target, "__name__", target)
+    if calls_op(node):
+        return node.target._schema.name.replace("::", ".")
+    return getattr(node.target, "__name__", node.target)
 
 
 def writes(node: Any) -> bool:
     """Whether a node is an op that writes one of its operands."""
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
+    return calls_op(node) and bool(node.target._schema.is_mutable)
 
 
 def draws(node: Any) -> bool:
     """Whether a node draws random numbers. Attention does so for dropout alone."""
     is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return is_random and arguments_of(node, node.args, node.kwargs).get("dropout_p", 1) != 0
+    return is_random and arguments_of(node).get("dropout_p", 1) != 0
 
 
 def elsewhere(node: Any) -> str:
@@ -245,14 +249,14 @@ class Reader:
         if not any(isinstance(value, Tensor) for value in flat):
             return self._computed(node, args, kwargs, any(isinstance(value, Constant) for value in flat))
         kind = kind_of(node).removeprefix("aten.")
-        if kind not in self.table or not isinstance(node.target, torch._ops.OpOverload):
+        if kind not in self.table or not calls_op(node):
             raise Unsupported
         translate, types = self.table[kind]
         for value in filter(lambda value: isinstance(value, Tensor), flat):
             if value.type.name not in types:
                 raise Unsupported(f"{value.type}")
         try:
-            made = translate(Call(self, node, args, kwargs))
+            made = translate(Call(self, node))
         except ArgumentError as error:
             raise Unsupported(f"{error.argument}={error.value!r:.80} {error.rule}") from error
         for k in sorted(_outputs_read(node)):
@@ -263,12 +267,12 @@ class Reader:
     def _made_foreign(self, node: Any) -> Value:
         """The values of a node that PyTorch runs; None for each of several outputs that nobody reads."""
         args, kwargs, _ = self._operands(node)
-        if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        if not calls_op(node) or writes(node):
             raise Unsupported
         args, kwargs = tree_map(_as_real, (args, kwargs))
         operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, (Tensor, Constant))]
         operands = [*dict.fromkeys(operands)]
-        inputs = [x if isinstance(x, Tensor) else self.constant(x.array, x.name) for x in operands]
+        inputs = [*map(self.tensor, operands)]
         try:
             model = as_call(node.target, args, kwargs, {x: k for k, x in enumerate(operands)}, node.name)
         except (KeyError, TypeError) as error:
@@ -306,6 +310,10 @@ class Reader:
         if key not in self._held:
             self._held[key] = self.emitter.constant(self.emitter.value_name(name), value)
         return self._held[key]
+
+    def tensor(self, value: Value) -> Value:
+        """A value, and in place of a constant the network's."""
+        return self.constant(value.array, value.name) if isinstance(value, Constant) else value
 
     def input(self, name: str, shape: Shape, type: ElementType) -> Tensor:
         """An input of the network."""
@@ -358,27 +366,25 @@ def _with_constants(result: Any, name: str) -> Value:
     return Constant(result, name) if isinstance(result, torch.Tensor) else result
 
 
-def arguments_of(node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(node: Any) -> dict[str, Any]:
     """The arguments of a node of an op, by their names in ATen's schema, defaults included."""
-    found: dict[str, Any] = {}
-    for i, a in enumerate(node.target._schema.arguments):
-        if i < len(args):
-            found[a.name] = args[i]
-        elif a.name in kwargs or a.has_default_value():
-            found[a.name] = kwargs.get(a.name, a.default_value)
-    return found
+    schema = node.target._schema.arguments
+    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
+    return defaults | dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
 
 
 class Call(Translation):
     """One node of a graph, as its translator sees it: arguments by their names in ATen's schema.
 
     Ops are called as the module that the node comes from.
+
+    traced: the arguments as the graph has them.
     """
 
-    def __init__(self, reader: Reader, node: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> None:
+    def __init__(self, reader: Reader, node: Any) -> None:
         super().__init__(reader.emitter, _path(node)[0] or node.name, title(node))
-        self.reader, self.node = reader, node
-        self.arguments: dict[str, Value] = arguments_of(node, args, kwargs)
+        self.reader, self.node, self.traced = reader, node, arguments_of(node)
+        self.arguments = {name: map_arg(given, reader.values.__getitem__) for name, given in self.traced.items()}
 
     @property
     def kind(self) -> str:
@@ -416,11 +422,10 @@ class Call(Translation):
 
     def tensor(self, value: Value) -> Tensor:
         """A value as a tensor of the network."""
-        if isinstance(value, Constant):
-            return self.reader.constant(value.array, value.name)
-        if not isinstance(value, Tensor):
+        made = self.reader.tensor(value)
+        if not isinstance(made, Tensor):
             raise Unsupported(f"an operand of {type(value).__name__}")
-        return value
+        return made
 
     def array(self, argument: str) -> Array:
         """An argument that has to be a constant."""

@@ -107,7 +107,7 @@ class _Fused(NamedTuple):
 
 def _place_norm(graph: Any, node: Any) -> None:
     """One op in place of a batch norm, an addition and a ReLU, and one in place of the gradients of both."""
-    given = arguments_of(node, node.args, node.kwargs)
+    given = arguments_of(node)
     x = given["input"].meta["val"]
     if not given["training"] or not _is_taken(x):
         return
@@ -175,7 +175,7 @@ def _following(node: Any) -> _Fused | None:
     masked = [reader for reader in readers if reader not in clamps]
     if len(clamps) != 1 or any(reader.target != _CLIPPED or _origin(reader.args[1]) is not end for reader in masked):
         return None if residual is None else _Fused(end, residual, UNBOUNDED, [])
-    given = arguments_of(clamps[0], clamps[0].args, clamps[0].kwargs)
+    given = arguments_of(clamps[0])
     bounds = float(given.get("min_val", 0.0)), float(given.get("max_val", math.inf))
     return _Fused(clamps[0], residual, bounds, masked)
 
@@ -201,7 +201,7 @@ def _fusing_point(graph: Any, node: Any, x: Any, found: _Fused) -> Any:
 
 def _fuse_gradient(graph: Any, node: Any, found: _Fused, statistics: Sequence[Any], bias: Any) -> None:
     """The gradients of a batch norm and of the ReLU after it as one op, if nobody else reads the latter."""
-    given = arguments_of(node, node.args, node.kwargs)
+    given = arguments_of(node)
     mask = given["grad_out"]
     kinds = {(0.0, math.inf): aten.threshold_backward.default}
     if mask.target != kinds.get(found.bounds, _CLIPPED) or len(mask.users) > 1:

@@ -12,7 +12,7 @@ import torch
 from blockconv.core.checks import Shape
 from blockconv.core.python import zipped
 from blockconv.core.types import Array
-from blockconv.frontends.torch.reader import Call, Value, arguments_of, of_numbers, op
+from blockconv.frontends.torch.reader import Call, Value, of_numbers, op
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
@@ -41,8 +41,7 @@ def _convolution(call: Call) -> Tensor:
 def _flowing(call: Call, of: ops.Conv2d | ops.ConvTranspose2d, x: Tensor, weight: Tensor) -> Tensor:
     """A convolution of images by a weight that flows."""
     bias = () if call.get("bias") is None else (call.converted(call.input("bias"), x.type.computed.name),)
-    traced = arguments_of(call.node, call.node.args, call.node.kwargs)["weight"].meta["val"]
-    return call.emit(ops.FlowingConv2d(of, is_last(traced)), x, weight, *bias)
+    return call.emit(ops.FlowingConv2d(of, is_last(call.traced["weight"].meta["val"])), x, weight, *bias)
 
 
 def is_last(tensor: Any) -> bool:
