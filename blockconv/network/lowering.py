@@ -328,6 +328,11 @@ class Translation:
         whole = (size, step) == (x.shape[axis], 1)
         return x if whole else self.emit(Slice(axis, begin, size, step), x, helps=helps)
 
+    def sliced(self, x: Tensor, axis: int, *ends: int | None) -> Tensor:
+        """x from a start to an end with a step along an axis, which may be negative or None, as Python slices lists."""
+        taken = range(x.shape[axis])[slice(*ends)]
+        return self.part(x, axis, taken.start if taken else 0, len(taken), taken.step)
+
     def joined(self, axis: int, parts: Sequence[Tensor]) -> Tensor:
         """Parts one after the other along an axis; the part itself if it is the only one."""
         return self.helper(Concat(axis), *parts) if len(parts) > 1 else parts[0]

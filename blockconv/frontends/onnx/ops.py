@@ -82,10 +82,8 @@ op("Gelu")(lambda call: call.gelu(call.x, call.one_of("approximate", "none", "ta
 def _clip(call: Call) -> Tensor:
     if _flow(call, (1, 2)) or call.x.type.name not in (*FLOATS, *BYTES):
         return call.clipped(call.x, *(call.input(k) if call.has(k) else None for k in (1, 2)))
-    bounds = [call.attribute("min", -math.inf), call.attribute("max", math.inf)]
-    for i, name in enumerate(("minimum", "maximum")):
-        if call.has(1 + i):
-            bounds[i] = float(call.array(1 + i, name).item())
+    ends = (1, "min", -math.inf), (2, "max", math.inf)
+    bounds = [float(call.array(k, name).item() if call.has(k) else call.attribute(name, end)) for k, name, end in ends]
     if any(map(math.isnan, bounds)):
         raise Unsupported(f"min={bounds[0]}, max={bounds[1]}: NaN bounds")
     return call.clipped(call.x, *bounds)
@@ -119,10 +117,7 @@ def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
     after = a.rank - call.axis(axis, a.rank) - b.rank
     if after < 0:
         raise call.error("axis", axis, f"does not fit an operand of shape {b.shape} into shape {a.shape}")
-    shape = (*b.shape, *(1,) * after)
-    if b.name in call.scope.constants:
-        return call.constant(call.scope.constants[b.name].reshape(shape), "operand")
-    return call.reshape(b, shape)
+    return call.reshape(b, (*b.shape, *(1,) * after))
 
 
 @op("BatchNormalization", limits="inference")

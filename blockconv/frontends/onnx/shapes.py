@@ -157,13 +157,8 @@ def _split(call: Call) -> list[Tensor]:
 
 @op("Slice", limits="constant starts, ends, axes and steps")
 def _slice(call: Call) -> Tensor:
-    x = call.x
-    if call.opset < 10:
-        starts, ends = call["starts"], call["ends"]
-        axes, steps = call["axes"], None
-    else:
-        starts, ends = call.ints(1, "starts"), call.ints(2, "ends")
-        axes, steps = call.listed(3, "axes"), call.listed(4, "steps")
+    x, names = call.x, ("starts", "ends", "axes", "steps")
+    starts, ends, axes, steps = (call.listed(k, name) for k, name in enumerate(names, 1))
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
@@ -175,9 +170,7 @@ def _slice(call: Call) -> Tensor:
         # Backwards from before the first element is from there, where Python takes none.
         start = max(start, -x.shape[at]) if step < 0 else start
         to_front = step < 0 and end in (2**31 - 1, 2**63 - 1)  # as ONNX Runtime reads the largest ints
-        taken = range(x.shape[at])[slice(start, None if to_front else end, step)]
-        if taken != range(x.shape[at]):
-            x = call.emit(ops.Slice(at, taken.start if taken else 0, len(taken), step), x)
+        x = call.sliced(x, at, start, None if to_front else end, step)
     return x
 
 

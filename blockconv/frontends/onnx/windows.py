@@ -85,29 +85,26 @@ def convolution(
     return volumes.convolution(call, made, x, window, functools.partial(_weight, call, at), more, others)
 
 
-def _weight(call: Call, at: int, change: Callable[[Any], Any] | None = None) -> Tensor:
-    return call.input(at) if change is None else call.weight(at, "weight", change)
+def _weight(call: Call, at: int, change: Callable[[Any], Any] | None = None, channels: int = 0) -> Tensor:
+    return call.input(at) if change is None else call.weight(at, "weight", change, channels)
 
 
 @op("com.microsoft.ConvTransposeWithDynamicPads", limits="1-D to 3-D; constant weight, pads and bias")
 @op("ConvTranspose", limits="1-D to 3-D; constant weight and bias")
 def _conv_transpose(call: Call) -> Tensor:
-    weight = call.array(1, "weight")
+    kernel = call.array(1, "weight").shape[2:]
     if call.kind != "ConvTranspose":  # the pads are an operand, before the bias
         call.attributes["pads"] = helper.make_attribute("pads", call.ints(2, "pads"))
         del call.inputs[2]
-    window = _window(call, weight.shape[2:])
+    window = _window(call, kernel)
     x, pads = call.x, _cut(call, window)
     if 0 in _image(call, window):  # a pixel of zeros in place of none adds a stride, which is cut
         sides = zipped(pads, window.stride, _image(call, window))
         x = call.helper(ops.Pad(((0, 0), (0, 0), *((0, int(size == 0)) for size in x.shape[2:]))), x)
         pads = tuple((begin, end + step * (size == 0)) for (begin, end), step, size in sides)
     made = ops.ConvTranspose2d(groups=call.attribute("group", 1))
-
-    def changed(change: Callable[[Any], Any] | None = None) -> Tensor:
-        return call.input(1) if change is None else call.constant(change(weight), "weight")
-
-    return volumes.convolution(call, made, x, window._replace(pads=pads), changed, _bias(call))
+    weight = functools.partial(_weight, call, 1, channels=-1)
+    return volumes.convolution(call, made, x, window._replace(pads=pads), weight, _bias(call))
 
 
 def _cut(call: Call, window: Window) -> Any:

@@ -144,24 +144,13 @@ def _cat(call: Call) -> Tensor:
     return call.emit(ops.Concat(call.axis(call["dim"], parts[0].rank)), *parts)
 
 
-@of_numbers("slice")
-def _slice(call: Call) -> Tensor:
-    x, axis = call.x, call.along
-    taken = range(x.shape[axis])[slice(call["start"], call["end"], call["step"])]
-    if not taken:
-        raise Unsupported("an empty tensor")
-    return call.part(x, axis, taken.start, len(taken), taken.step)
+of_numbers("slice")(lambda call: call.sliced(call.x, call.along, call["start"], call["end"], call["step"]))
 
 
 of_numbers("select")(lambda call: call.gathered(call.x, call.along, np.asarray(call["index"])))
 
 
-@of_numbers("split_with_sizes")
-def _split(call: Call) -> list[Tensor]:
-    sizes = call["split_sizes"]
-    if 0 in sizes:
-        raise Unsupported("an empty tensor")
-    return call.split(call.x, call.along, sizes)
+of_numbers("split_with_sizes")(lambda call: call.split(call.x, call.along, call["split_sizes"]))
 
 
 op("constant_pad_nd")(lambda call: call.bordered(call.x, _pads(call, call["pad"]), float(call["value"])))

@@ -287,6 +287,7 @@ OPS = {
     "dropout": (lambda: nn.Sequential(nn.Dropout(), nn.Identity(), nn.Dropout2d()), IMAGE),
     "clone": (lambda: Apply(lambda x: x.clone().contiguous().detach()), IMAGE),
     "to": (lambda: Apply(lambda x: x.to(torch.bfloat16).to(torch.float32)), IMAGE),
+    "empty parts": (lambda: Apply(lambda x: torch.cat([*x.split([0, 2, 4], 1), x[:, 5:3].relu()], 1)), IMAGE),
     "of constants": (lambda: Apply(lambda x, v: x * (v * 2).exp()[:, None, None] + torch.arange(10), v=V6), IMAGE),
 }
 
@@ -309,6 +310,13 @@ def test_an_op_is_torchs(name):
     network = bc.from_torch(module, x, strict=True)
     (found,) = network.evaluate(x.numpy()).values()
     assert error(found, module(x)) < 1e-5
+
+
+@pytest.mark.parametrize("part", [lambda x: x[:, 3:3], lambda x: x.split([6, 0], 1)[1], lambda x: x[:, :0] * 2 + 1])
+def test_an_empty_part_is_native(part):
+    x = given((2, 6, 5, 4))
+    found = bc.compile(bc.from_torch(Apply(part), x, strict=True), threads=1)(x.numpy())
+    assert (found.shape, found.dtype) == (part(x).shape, np.float32)
 
 
 TABLE = torch.from_numpy(np.random.default_rng(4).standard_normal((6, 3), np.float32))
