@@ -18,7 +18,6 @@ from blockconv.frontends.onnx.quantized import (
     CONSTANT,
     dequantized,
     factors,
-    output_dtype,
     qlinear_conv,
     stored,
 )
@@ -57,7 +56,7 @@ def _qgemm(call: Call) -> Tensor:
         bias = call.array(6, "bias").astype(np.float32) * scale.astype(np.float32)
         call.inputs[6] = call.constant(bias * np.float32(call.attribute("alpha", 1.0)), "bias")
     y = gemm(call, a, 3, 6)
-    return y if not call.has(7) else stored(call, y, 7, output_dtype(call, 8))
+    return y if not call.has(7) else stored(call, y, 7)
 
 
 def _of_integers(*reads: int) -> Callable[[Callable[..., Tensor]], Formula]:
@@ -113,7 +112,7 @@ op("com.microsoft.QLinearLeakyRelu", limits=CONSTANT)(
 def _qlinear_concat(call: Call) -> Tensor:
     parts = [dequantized(call, at) for at in range(2, len(call.inputs), 3)]
     axis = call.axis(call["axis"], parts[0].rank)
-    return stored(call, call.emit(ops.Concat(axis), *parts), 0, output_dtype(call, 1))
+    return stored(call, call.emit(ops.Concat(axis), *parts), 0)
 
 
 op("com.microsoft.QLinearGlobalAveragePool", limits=f"1-D to 3-D; {CONSTANT}")(

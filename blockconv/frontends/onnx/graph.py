@@ -143,17 +143,15 @@ def _begun(first: Scope, scope: Scope, nodes: Iterable[Any]) -> tuple[Scope | No
     if branches or holds(scope.nodes, Foreign):
         return None, []
     fixed, others = set(first.values), []
+    first.take_constants(scope)
     for node in (inner for one in nodes for inner in scope.definitions.get(tuple(one.output), [one])):
         made = [name for name in node.output if name in scope.values]
         flows = [name for name in reads_of(node) if name not in fixed]
         if not flows and all(scope.is_constant(scope.values[name].name) for name in made):
             fixed.update(made)
-            first.share(scope, made)
         else:
             changes = any(scope.is_constant(scope.values[name].name) for name in flows)
-            step = None if changes else scope.steps.get(node.output[0])
-            first.share(scope, step.constants if step else ())
-            others.append((node, step))
+            others.append((node, None if changes else scope.steps.get(node.output[0])))
     return first, others
 
 

@@ -66,7 +66,7 @@ def _of_one(scale: Array, zero_point: Array) -> Quantization:
     return Quantization(float(scale.item()), int(zero_point.reshape(-1)[0]))
 
 
-def check_bytes(call: Call, dtype: Any) -> None:
+def check_bytes(dtype: Any) -> None:
     if dtype not in BYTES:
         raise Unsupported(f"integers of {dtype}")
 
@@ -118,7 +118,7 @@ def weight(call: Call, at: int, axis: int) -> None:
     """Replace the operand `at`, constant integers, by floats that keep these integers. The next two operands are scale
     and zero point."""
     value = call.array(at, "weight")
-    check_bytes(call, value.dtype)
+    check_bytes(value.dtype)
     scale, zero_point = scales(call, at + 1), zero_points(call, at + 2, value.dtype)
     if scale.size == 1:
         scale = scale.reshape(())
@@ -127,7 +127,7 @@ def weight(call: Call, at: int, axis: int) -> None:
         raise call.error("scale", scale, f"has to hold one scale, or {value.shape[axis]}: one for each output channel")
     found = as_weight(value, scale, zero_point, axis)
     assert found is not None
-    call.inputs[at] = call.scope.quantized_constant(call.scope.value_name(f"{call.name}.weight"), found)
+    call.inputs[at] = call.kept(found, "weight")
 
 
 # ---------------------------------------------------------------- to integers and back
@@ -220,7 +220,7 @@ def _quantize(call: Call, x: Tensor, given: Quantization, dtype: Any) -> Tensor:
 def dequantized(call: Call, at: int) -> Tensor:
     """Dequantize the operand `at` by the scale and the zero point that follow it."""
     x = call.input(at)
-    check_bytes(call, x.dtype)
+    check_bytes(x.dtype)
     return call.helper(ops.Dequantize(quantization(call, at + 1, x.dtype)), x)
 
 
@@ -230,8 +230,14 @@ def factors(call: Call, axis: int) -> tuple[Tensor, Array]:
     return dequantized(call, 0), quantization(call, 1, call.x.dtype).scale * scales(call, 4)
 
 
-def stored(call: Call, y: Tensor, at: int, dtype: Any) -> Tensor:
-    """The node's output: `y` as integers, by the scale and the zero point that are operands `at` and the next."""
+def stored(call: Call, y: Tensor, at: int, dtype: Any = None) -> Tensor:
+    """The node's output: `y` as integers, by the scale and the zero point that are operands `at` and the next.
+
+    dtype: of the integers. Default: the zero point's, or the input's if there is none.
+    """
+    if dtype is None:
+        dtype = call.array(at + 1, "zero point").dtype if call.has(at + 1) else call.x.dtype
+        check_bytes(dtype)
     return _quantize(call, y, quantization(call, at, dtype), dtype)
 
 
@@ -246,22 +252,15 @@ def qlinear_conv(call: Call) -> Tensor:
         bias = Dequantized(
             call.array(8, "bias"), ops.Dequantize(Quantization(scale if scale.size > 1 else scale.item()))
         )
-        more = (call.scope.quantized_constant(call.scope.value_name(f"{call.name}.bias"), bias),)
+        more = (call.kept(bias, "bias"),)
     y = convolution(call, ops.Conv2d(), x, 3, more)
-    return stored(call, y, 6, output_dtype(call, 7))
-
-
-def output_dtype(call: Call, at: int) -> Any:
-    """The dtype of the output's zero point; the input's if it has none."""
-    dtype = call.array(at, "zero point").dtype if call.has(at) else call.x.dtype
-    check_bytes(call, dtype)
-    return dtype
+    return stored(call, y, 6)
 
 
 @op("QLinearMatMul", limits=f"constant B, whose batch broadcasts with A's; {CONSTANT}")
 def _qlinear_matmul(call: Call) -> Tensor:
     a, _ = factors(call, 1)
-    return stored(call, matmul(call, ops.Conv2d(), a, 3), 6, output_dtype(call, 7))
+    return stored(call, matmul(call, ops.Conv2d(), a, 3), 6)
 
 
 # ---------------------------------------------------------------- sums of integers, and quantization found at run time
@@ -346,7 +345,7 @@ def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, real: bool
     real = real or call.node.output[0] in call.scope.only_cast
     value, of_matrix = call.array(1, "weight"), _is_product(call)
     for dtype in (x.dtype, value.dtype):
-        check_bytes(call, dtype)
+        check_bytes(dtype)
     zero_point, axis = zero_points(call, zero_point_at, value.dtype), int(of_matrix and value.ndim > 1)
     exact = as_weight(value, np.ones((), np.float32), zero_point, axis)
     if exact is None:

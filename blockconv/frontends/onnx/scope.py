@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -142,17 +142,11 @@ class Scope(Emitter):
             values[name] = values[own]
         return True
 
-    def share(self, other: Scope, names: Iterable[str]) -> None:
-        """Take constants over from a scope that knows them."""
-        for name in names:
-            self.values[name] = other.values[name]
-            own = other.values[name].name
-            if own in other.dequantized:
-                self.dequantized[own] = other.dequantized[own]
-            if own in other.constants:
-                self.constants[own] = other.constants[own]
-            if own in self.dequantized and own in self.constants:  # of int16
-                self._dequantizing.add(own)
+    def take_constants(self, other: Scope) -> None:
+        """Take the constants of a scope over. Nodes that make some of them from sizes make these again."""
+        self.constants, self.dequantized = {**other.constants}, {**other.dequantized}
+        self.values |= {name: tensor for name, tensor in other.values.items() if other.is_constant(tensor.name)}
+        self._dequantizing = {name for name in other.dequantized if name in other.constants}  # of int16
 
     def _dequantize(self, name: str) -> None:
         """Make a node for a constant of integers. Networks have no int16, so an int16 constant becomes floats."""
@@ -405,6 +399,10 @@ class Call(Translation):
 
     # -- what is made of it
 
+    def kept(self, value: Dequantized, what: str) -> Tensor:
+        """A constant of this node that is kept as integers. what: the end of its name."""
+        return self.scope.quantized_constant(self.scope.value_name(f"{self.name}.{what}"), value)
+
     def weight(self, index: int, what: str, change: Callable[[Array], Array], channels: int = 0) -> Tensor:
         """A constant input after `change`. Integers stay integers with one scale, or one for each output channel.
 
@@ -414,7 +412,7 @@ class Call(Translation):
         if known is None or (known.attributes.src.scale.ndim and known.attributes.axis != channels):
             return self.constant(change(self.array(index, what)), what)
         made = Dequantized(np.ascontiguousarray(change(known.integers)), Dequantize(known.attributes.src))
-        return self.scope.quantized_constant(self.scope.value_name(f"{self.name}.{what}"), made)
+        return self.kept(made, what)
 
     def convolve(self, attributes: Convolution, x: Tensor, others: Tensors, parameters: Tensors) -> Tensor:
         """A convolution of x, and the `others` after it, by `parameters`: the weight, and perhaps a bias.
@@ -439,10 +437,5 @@ class Call(Translation):
         of_groups = self.reshape(x, (n * groups, c // groups, h, w))
         repeated = self.helper(Concat(1), *[of_groups] * len(parts))
         x = self.reshape(repeated, (n, c * len(parts), h, w))
-        name = self.scope.value_name(f"{self.name}.weight")
-        wei = (
-            self.scope.quantized_constant(name, Dequantized(joined, known.attributes))
-            if known
-            else self.constant(joined, "weight")
-        )
+        wei = self.kept(Dequantized(joined, known.attributes), "weight") if known else self.constant(joined, "weight")
         return self.emit(attributes, x, *others, parameters=(wei, *parameters[1:]))

@@ -68,7 +68,7 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) and not has_tangent(value) else value
 
 
-def _differentiate(name: str, keep: Run, backward: Run, along: Run | None = None, autocast: bool = True) -> None:
+def _differentiate(name: str, keep: Run, backward: Run, along: Run | None = None, autocast: bool = False) -> None:
     """keep(ctx, inputs, output): what backward(ctx, *gradients) reads. along: see `_call`."""
     torch.library.register_autograd(f"blockconv::{name}", backward, setup_context=keep, lib=_library)
     op = getattr(torch.ops.blockconv, name).default
@@ -285,7 +285,7 @@ def _differentiate_convolution(name: str, made: int, *, bias: int | None) -> Non
             found[bias:] = [needs[bias] and given.sum((0, 2, 3))]
         return *(None if one is False else one for one in found), *(None,) * 4
 
-    _differentiate(name, keep, backward, _linear(name, *kept, bias=bias))
+    _differentiate(name, keep, backward, _linear(name, *kept, bias=bias), autocast=True)
 
 
 _differentiate_convolution("conv2d", 2, bias=2)
@@ -382,8 +382,8 @@ def _differentiate_pool(name: str, along: Run | None = None) -> None:
         of_grad = _chosen(given, *ctx.saved_tensors) if is_max else getattr(calls, name)(given, *ctx.options)
         return None, of_grad, *(None,) * ctx.count
 
-    _differentiate(name, keep, of_pool, along or _linear(name, 0), autocast=False)
-    _differentiate(backward, keep_gradient, of_gradient, _linear(backward, 1), autocast=False)
+    _differentiate(name, keep, of_pool, along or _linear(name, 0))
+    _differentiate(backward, keep_gradient, of_gradient, _linear(backward, 1))
 
 
 for _name in ("adaptive_avg_pool2d", "avg_pool2d"):
@@ -468,8 +468,8 @@ def _of_norm_backward(ctx: Any, *_: Any) -> Any:
     raise NotImplementedError("blockconv's norms have first derivatives: give those of torch.nn.functional")
 
 
-_differentiate("batch_norm", _keep_batch_norm, _of_batch_norm, autocast=False)
-_differentiate("batch_norm_backward", lambda ctx, inputs, output: None, _of_norm_backward, autocast=False)
+_differentiate("batch_norm", _keep_batch_norm, _of_batch_norm)
+_differentiate("batch_norm_backward", lambda ctx, inputs, output: None, _of_norm_backward)
 
 
 # ---------------------------------------------------------------- group and layer normalisation
@@ -487,7 +487,7 @@ def _fake_norm(x: Any, over: Any, *_: Any) -> Any:
     return y, x.new_empty(shape, dtype=kind), x.new_empty(shape, dtype=kind)
 
 
-def _fake_norm_backward(grad: Any, x: Any, over: Any, weight: Any, mean: Any, inverse: Any) -> Any:
+def _fake_norm_backward(grad: Any, x: Any, over: Any, *_: Any) -> Any:
     y, like, _ = _fake_norm(x, over)
     shape = over if isinstance(over, (tuple, list)) else x.shape[1:2]
     return y, like.new_empty(shape), like.new_empty(shape)
@@ -528,5 +528,5 @@ for _name, _over, _run, _backward in _norms:
         _backward,
         _fake_norm_backward,
     )
-    _differentiate(_name, _keep_norm, _of_norm(_name), autocast=False)
-    _differentiate(f"{_name}_backward", lambda ctx, inputs, output: None, _of_norm_backward, autocast=False)
+    _differentiate(_name, _keep_norm, _of_norm(_name))
+    _differentiate(f"{_name}_backward", lambda ctx, inputs, output: None, _of_norm_backward)

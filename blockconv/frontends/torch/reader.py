@@ -244,7 +244,7 @@ class Reader:
         args, kwargs, flat = self._operands(node)
         if node.target is operator.getitem:
             return args[0][args[1]]
-        if any(isinstance(value, Nested) for value in tree_leaves((args, kwargs), is_leaf=_is_nested)):
+        if any(map(_is_nested, tree_leaves((args, kwargs), is_leaf=_is_nested))):
             raise Unsupported
         if not any(isinstance(value, Tensor) for value in flat):
             return self._computed(node, args, kwargs, any(isinstance(value, Constant) for value in flat))
