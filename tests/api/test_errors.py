@@ -138,7 +138,7 @@ calls = [
     lambda: bc.from_torch(None, None),
     lambda: __import__("blockconv.onnxruntime"),
     lambda: __import__("blockconv.dask").dask.conv2d(None, None),
-    lambda: Session('{"in": [], "out": [], "calls": [[["aten.abs"], [], []]]}'),
+    lambda: Session({}, {}, [(["aten.abs"], [], [])]),
 ]
 for call in calls:
     try:

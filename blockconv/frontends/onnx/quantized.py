@@ -79,7 +79,7 @@ def _kept(call: Call, value: Array, scale: Array, zero_point: Array) -> Dequanti
     axis = call.axis(call["axis"], max(value.ndim, 1)) if scale.size > 1 else 0
     if call["block_size"]:
         return _of_blocks(value, *_along(call, value.shape, scale, zero_point), axis)
-    return as_weight(value, scale.reshape(()) if scale.size == 1 else scale, zero_point, axis)
+    return as_weight(value, scale, zero_point, axis)
 
 
 def as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequantized | None:
@@ -87,6 +87,7 @@ def as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequa
 
     None if the zero points do not fit the axis, or are not 0 for int32.
     """
+    scale = scale.reshape(()) if scale.size == 1 else scale
     if value.dtype == np.int32:
         return Dequantized(value, ops.Dequantize(Quantization(scale), axis)) if not zero_point.any() else None
     along = zero_point.reshape(axis_shape(axis, value.ndim)) if zero_point.size > 1 else zero_point.reshape(-1)
@@ -120,8 +121,6 @@ def weight(call: Call, at: int, axis: int) -> None:
     value = call.array(at, "weight")
     check_bytes(value.dtype)
     scale, zero_point = scales(call, at + 1), zero_points(call, at + 2, value.dtype)
-    if scale.size == 1:
-        scale = scale.reshape(())
     axis = axis if value.ndim > 1 else 0
     if any(p.size not in (1, value.shape[axis]) for p in (scale, zero_point)):
         raise call.error("scale", scale, f"has to hold one scale, or {value.shape[axis]}: one for each output channel")

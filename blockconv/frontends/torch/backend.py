@@ -15,7 +15,7 @@ import operator
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -326,9 +326,7 @@ def _partitions(gm: Any, taken: set[Any], refused: Refused) -> list[dict[Any, An
 def _place_part(gm: Any, call: Any, constant: set[Any], record: Compiled, settings: Settings) -> None:
     """A `Part` in place of a fused module. Parameters become its arguments, and what follows from them its own work."""
     module = gm.get_submodule(call.target)
-    leaves: dict[Any, None] = {}
-    for argument in call.args:
-        _collect_leaves(argument, constant, leaves)
+    leaves = [*dict.fromkeys(leaf for argument in call.args for leaf in _leaves(argument, constant))]
     graph = Graph()
     inner: dict[Any, Any] = {}
     for leaf in leaves:
@@ -350,13 +348,13 @@ def _place_part(gm: Any, call: Any, constant: set[Any], record: Compiled, settin
     gm.add_submodule(call.target, part)
 
 
-def _collect_leaves(node: Any, constant: set[Any], leaves: dict[Any, None]) -> None:
-    """The arguments of a part, in an order: what flows into it, and the parameters behind what is constant."""
+def _leaves(node: Any, constant: set[Any]) -> Iterator[Any]:
+    """A node that flows into a part, or the parameters behind one that is constant."""
     if node.op == "call_function" and node in constant:
         for other in node.all_input_nodes:
-            _collect_leaves(other, constant, leaves)
+            yield from _leaves(other, constant)
     else:
-        leaves[node] = None
+        yield node
 
 
 # ---------------------------------------------------------------- numbers

@@ -1,8 +1,7 @@
 """Running ATen's ops in PyTorch: those of a module that blockconv has no op for.
 
 It is a runner of `blockconv.network.foreign`. A foreign node holds one call of an op as JSON, with a number in place of
-each tensor. Nodes that run one after the other are one part: JSON of the calls, of the values that each reads and
-makes, and of the part's inputs and outputs.
+each tensor. Nodes that run one after the other are one part.
 """
 
 import ctypes
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.checks import Names
+from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import NetworkError, UnsupportedError, failing, ignoring, to_install
 from blockconv.core.python import zipped
 from blockconv.core.types import Array, numpy_dtype
@@ -89,29 +88,36 @@ def foreign_part(network: Any, nodes: Sequence[Any], threads: int) -> ForeignPar
     made = {node.output for node in nodes}
     inputs = [*dict.fromkeys(name for node in nodes for name in node.inputs if name not in made)]
     outputs = read_outside(network, nodes)
-    typed = {name: [network.shape(name), network.tensors[name].type.name] for name in (*inputs, *outputs)}
-    calls = [[json.loads(model), reads, writes] for (model, reads), writes in steps.items()]
-    described = {name: {one: typed[one] for one in ends} for name, ends in (("in", inputs), ("out", outputs))}
-    model = json.dumps({**described, "calls": calls}).encode()
+    calls = [(json.loads(model), reads, writes) for (model, reads), writes in steps.items()]
+    typed = {name: (network.shape(name), network.tensors[name].type.name) for name in (*inputs, *outputs)}
+    first, last = ({name: typed[name] for name in names} for names in (inputs, outputs))
     kinds = tuple(call[0].rpartition(".")[0] for call, _, _ in calls)
-    return ForeignPart(Session(model), tuple(inputs), tuple(outputs), kinds)
+    return ForeignPart(Session(first, last, calls), tuple(inputs), tuple(outputs), kinds)
+
+
+_Ends = Mapping[str, tuple[Shape, str]]  # the shapes and types of values
+_Calls = Sequence[tuple[Any, Sequence[str], Sequence[tuple[int, str]]]]
 
 
 class Session:
-    """A part, ready to run on memory. Raises UnsupportedError without PyTorch."""
+    """A part, ready to run on memory.
+
+    calls: each call, the values that it reads, and its outputs that are values, by their numbers.
+
+    Raises UnsupportedError without PyTorch.
+    """
 
     library = "pytorch"
 
-    def __init__(self, model: bytes) -> None:
-        known = json.loads(model)
-        self.inputs, self.outputs = known["in"], known["out"]
-        kinds = [call[0] for call, _, _ in known["calls"]]
+    def __init__(self, inputs: _Ends, outputs: _Ends, calls: _Calls) -> None:
+        self.inputs, self.outputs = inputs, outputs
         if torch is None:
+            kinds = [call[0] for call, _, _ in calls]
             remedy = to_install("torch", "PyTorch, which runs it")
             raise UnsupportedError(f"blockconv has no op for {', '.join(kinds)}; {remedy}")
-        last = {name: k for k, (_, reads, _) in enumerate(known["calls"]) for name in reads}
+        last = {name: k for k, (_, reads, _) in enumerate(calls) for name in reads}
         self._calls = []
-        for k, (call, reads, writes) in enumerate(known["calls"]):
+        for k, (call, reads, writes) in enumerate(calls):
             spent = [name for name in dict.fromkeys(reads) if last[name] == k and name not in self.outputs]
             self._calls.append((call[0], bound(call), reads, writes, spent))
 
@@ -174,8 +180,7 @@ def _tensor(address: int, shape: Sequence[int], name: str) -> Any:
 def computed(node: Foreign, inputs: Sequence[Array]) -> Array:
     """The output of a foreign node by itself."""
     given, result = [np.ascontiguousarray(x) for x in inputs], np.empty(node.shape, numpy_dtype(node.dtype))
-    types = {str(k): [x.shape, x.dtype.name] for k, x in enumerate(inputs)}
-    calls = [[json.loads(node.model), [*types], [[node.output, "made"]]]]
-    model = {"in": types, "out": {"made": [node.shape, node.dtype]}, "calls": calls}
-    Session(json.dumps(model).encode()).run([x.ctypes.data for x in (*given, result)])
+    types = {str(k): (x.shape, x.dtype.name) for k, x in enumerate(inputs)}
+    calls = [(json.loads(node.model), [*types], [(node.output, "made")])]
+    Session(types, {"made": (node.shape, node.dtype)}, calls).run([x.ctypes.data for x in (*given, result)])
     return result
