@@ -142,14 +142,17 @@ def softmax(call: Call, x: Tensor, axis: int, opset: int) -> Tensor:
 # ---------------------------------------------------------------- what ONNX Runtime fuses
 
 
-SELU = {"alpha": 1.67326319217681884765625, "gamma": 1.0507010221}
-# Activations of fused nodes: their names here, and the attributes of ONNX's ops, with their defaults.
-_FUSED: dict[str, tuple[str, dict[str, float]]] = {
+# The activations and functions of ONNX: their names here, and their attributes with the defaults.
+ACTIVATIONS_OF_ONNX: dict[str, tuple[str, dict[str, float]]] = {
     known.onnx[0]: (name, known.onnx[1])
     for table in (ACTIVATIONS, FUNCTIONS)
     for name, known in table.items()
     if known.onnx
-} | {"Clip": ("clip", {}), "Elu": ("elu", {"alpha": 1.0}), "Selu": ("elu", SELU)}
+} | {
+    "Clip": ("clip", {}),
+    "Elu": ("elu", {"alpha": 1.0}),
+    "Selu": ("elu", {"alpha": 1.67326319217681884765625, "gamma": 1.0507010221}),
+}
 
 
 def _activated(call: Call, y: Tensor) -> Tensor:
@@ -157,9 +160,9 @@ def _activated(call: Call, y: Tensor) -> Tensor:
     kind = call.attribute("activation", "")
     if not kind:
         return y
-    if kind not in _FUSED:
+    if kind not in ACTIVATIONS_OF_ONNX:
         raise Unsupported(f"activation={kind!r}")
-    name, defaults = _FUSED[kind]
+    name, defaults = ACTIVATIONS_OF_ONNX[kind]
     given = call["activation_params"] or [
         call.attribute(f"activation_{key}", default) for key, default in defaults.items()
     ]

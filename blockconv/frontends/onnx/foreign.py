@@ -4,6 +4,7 @@ A foreign node's inputs and outputs are arrays of numbers whose shapes are known
 sequences, optionals, sparse tensors) stays inside: a node that reads it brings the nodes along that make it.
 """
 
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -134,8 +135,7 @@ class Fallback:
 
     def _inline(self, node: Any, branch: Any) -> None:
         """The nodes of a graph in place of the node that runs it. Its values get names of their own."""
-        graph = onnx.GraphProto()
-        graph.CopyFrom(branch)
+        graph = copy.deepcopy(branch)
         made = [*(tensor.name for tensor in graph.initializer), *(name for one in graph.node for name in one.output)]
         called = node.name or _first(node)
         names = {name: self.scope.value_name(f"{called}.{name}") for name in made if name}
@@ -442,8 +442,7 @@ def _named(node: Any) -> Any:
     """The node with a name, by which errors of ONNX Runtime can call it."""
     if node.name:
         return node
-    named = onnx.NodeProto()
-    named.CopyFrom(node)
+    named = copy.deepcopy(node)
     named.name = _first(node)
     return named
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from onnx import defs
 
-from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
+from blockconv.core.activation import FUNCTIONS
 from blockconv.core.types import BYTES, FLOATS, NUMBERS, Array, numpy_dtype
 from blockconv.frontends.onnx import contributed, elements, shapes  # noqa: F401  (their ops are read)
-from blockconv.frontends.onnx.contributed import SELU, softmax
+from blockconv.frontends.onnx.contributed import ACTIVATIONS_OF_ONNX, softmax
 from blockconv.frontends.onnx.rules import RUNTIMES
 from blockconv.frontends.onnx.runner import dtype_of
 from blockconv.frontends.onnx.scope import OPS as OPS
-from blockconv.frontends.onnx.scope import Call, Translator, op
+from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
@@ -27,23 +27,16 @@ from blockconv.network.ops.rule import Tensor
 # ---------------------------------------------------------------- elementwise
 
 
-def _applied(name: str, attributes: dict[str, float], of_floats: bool = True) -> Translator:
+def _activation(call: Call) -> Tensor:
     """An activation or a function, whose parameters are attributes of the node."""
-
-    def translate(call: Call) -> Tensor:
-        x = call.floats() if of_floats else call.x
-        return call.apply((name, *(call.attribute(key, default) for key, default in attributes.items())), x)
-
-    return translate
+    name, attributes = ACTIVATIONS_OF_ONNX[call.kind]
+    x = call.floats() if name in FUNCTIONS else call.x
+    return call.apply((name, *(call.attribute(key, default) for key, default in attributes.items())), x)
 
 
-for _name, _definition in ACTIVATIONS.items():
-    if _definition.onnx:
-        op(_definition.onnx[0])(_applied(_name, _definition.onnx[1], of_floats=False))
-for _name, _definition in FUNCTIONS.items():
-    if _definition.onnx:
-        op(_definition.onnx[0], since=6, limits="floats")(_applied(_name, _definition.onnx[1]))
-op("Selu", since=6, limits="floats")(_applied("elu", SELU))
+for _name, (_own, _) in ACTIVATIONS_OF_ONNX.items():
+    _limits: Any = {"since": 6, "limits": "floats"} if _own in FUNCTIONS else {}
+    op(_name, **_limits)(_activation)
 
 
 op("Elu", since=6, limits="floats")(lambda call: call.elu(call.floats(), call["alpha"]))

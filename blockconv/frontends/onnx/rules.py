@@ -4,6 +4,7 @@ The definitions come from the installed onnx package (`onnx.defs`), at the versi
 judged as ONNX Runtime and ONNX's checker judge it. An op that changed between versions is judged by the right one.
 """
 
+import copy
 import difflib
 import functools
 import re
@@ -215,8 +216,7 @@ def tensors_of(node: Any) -> Iterator[tuple[str, Any]]:
 
 def with_defaults(node: Any, schema: Any) -> Any:
     """The node, with the default values of the attributes that it does not have."""
-    whole, given = onnx.NodeProto(), {attribute.name for attribute in node.attribute}
-    whole.CopyFrom(node)
+    whole, given = copy.deepcopy(node), {attribute.name for attribute in node.attribute}
     defaults = (a.default_value for name, a in schema.attributes.items() if name not in given)
     whole.attribute.extend(value for value in defaults if value.name)
     return whole
