@@ -387,15 +387,16 @@ class Fallback:
         self, node: Any, nodes: Sequence[Any], reads: Sequence[str], wanted: Sequence[str]
     ) -> Mapping[str, _Value]:
         """Types and shapes of the last node's outputs, by ONNX's own inference or ONNX Runtime's."""
-        types: dict[str, Any] = {}
+        found: dict[str, _Value] = {}
         if (schema := self.rules.schema(node)) and len(nodes) == 1 and not captured(node):
             try:  # with defaults: ONNX's inference has another one for STFT
                 types = self.rules.infer(with_defaults(node, schema), self.scope.values, self.scope.constants)
+                found = {name: value_of(types[name]) for name in wanted if name in types}
             except NetworkError as error:
                 self._folds_elsewhere(node, error)
-        found = {name: value_of(types[name]) for name in wanted if name in types}
+        known = [name for name, value in self._constants(reads).items() if value.size <= MOST_VALUES]
+        model = self._model(nodes, reads, map(helper.make_empty_tensor_value_info, wanted), known)
         if self._has_own_shape(node):
-            model = self._model(nodes, reads, map(helper.make_empty_tensor_value_info, wanted))
             try:
                 results = self._of_zeros(model, reads, self._constants(reads))
                 return {name: _Value(x.dtype, x.shape) for name, x in zipped(wanted, results)}
@@ -406,11 +407,8 @@ class Fallback:
             values = ((name, found.get(name)) for name in wanted)
             return {name for name, v in values if v is None or (v.dtype is not None and v.shape is None)}
 
-        if not missing():
-            return found
-        known = [name for name, value in self._constants(reads).items() if value.size <= MOST_VALUES]
-        model = self._model(nodes, reads, map(helper.make_empty_tensor_value_info, wanted), known)
-        found |= {name: value for name, value in _by_onnx(model) if name in missing()}
+        if missing():
+            found |= {name: value for name, value in _by_onnx(model) if name in missing()}
         if missing() and has_onnx_runtime():
             found |= {name: value for name, value in _by_onnx_runtime(model, title(node)) if name in missing()}
         return {name: found.get(name, _Value(np.dtype(np.float32), None)) for name in wanted}

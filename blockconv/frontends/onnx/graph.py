@@ -165,19 +165,20 @@ def _only_cast(graph: Any) -> set[str]:
     return cast - kept
 
 
+_refused_shapes = functools.partial(ArgumentError, OP, "input_shapes")
+
+
 def _inputs(graph: Any, arrays: set[str], given: Mapping[str, Shape] | Shape | None) -> list[Tensor]:
     real = [value for value in graph.input if value.name not in arrays]
     names = [value.name for value in real]
     if given is not None and not isinstance(given, Mapping):
         if len(real) != 1:
-            raise ArgumentError(
-                OP, "input_shapes", given, f"has to be a dict by name, because the model has {len(real)} inputs"
-            )
+            raise _refused_shapes(given, f"has to be a dict by name, because the model has {len(real)} inputs")
         given = {names[0]: given}
     shapes = dict(given or {})
     unknown = sorted(set(shapes) - {value.name for value in graph.input})
     if unknown:
-        raise ArgumentError(OP, "input_shapes", unknown, f"is not among the inputs {', '.join(names)}")
+        raise _refused_shapes(unknown, f"is not among the inputs {', '.join(names)}")
     return [_input(value, shapes.get(value.name)) for value in real]
 
 
@@ -196,17 +197,17 @@ def _input(value: Any, given: Any) -> Tensor:
         sizes, rank = read_sizes(given), len(kind.shape.dim)
         if sizes is None:
             rule = f"the shape of {where} has to be a tuple of ints of at least 0"
-            raise ArgumentError(OP, "input_shapes", given, rule)
+            raise _refused_shapes(given, rule)
         if rank not in (0, len(sizes)):  # a scalar may become an array
             rule = f"the shape of {where} has to have {rank} dimensions, as in the model"
-            raise ArgumentError(OP, "input_shapes", given, rule)
+            raise _refused_shapes(given, rule)
         return Tensor(value.name, sizes, type)
     dims: Any = [size if size and size > 0 else None for size in sizes_of(value.type)]
     if dims and dims[0] is None:
         dims[0] = 1
     if not kind.HasField("shape") or None in dims:
         rule = f"{where} has no fixed shape, {dims}"
-        raise ArgumentError(OP, "input_shapes", {}, rule, f"give input_shapes={{{value.name!r}: (...)}}")
+        raise _refused_shapes({}, rule, f"give input_shapes={{{value.name!r}: (...)}}")
     return Tensor(value.name, tuple(dims), type)
 
 

@@ -76,12 +76,12 @@ class Rules:
 
     def schema(self, node: Any) -> Any:
         """The definition of a node's op; None for one that ONNX does not define."""
-        domain = domain_of(node)
+        domain, broken = domain_of(node), functools.partial(NetworkError, title(node), "op_type", node.op_type)
         if domain not in self.versions:
             if domain:
                 return None
             rule = f"needs ONNX's own operator set, and the model imports {self.versions}"
-            raise NetworkError(title(node), "op_type", node.op_type, rule, "export it with one (opset_version=17, say)")
+            raise broken(rule, "export it with one (opset_version=17, say)")
         version = self.versions[domain]
         try:
             found = defs.get_schema(node.op_type, version, domain)
@@ -91,14 +91,12 @@ class Rules:
             history = (s for s in defs.get_all_schemas_with_history() if (s.name, s.domain) == (node.op_type, domain))
             since = min(s.since_version for s in history)
             rule = f"exists from opset {since} on, and the model imports opset {version}"
-            raise NetworkError(
-                title(node), "op_type", node.op_type, rule, f"export for opset {since} or later"
-            ) from None
+            raise broken(rule, f"export for opset {since} or later") from None
         if found.deprecated and node.op_type in _REPLACED:
             return None
         if found.deprecated:
             rule = f"was removed in opset {found.since_version}, and the model imports opset {version}"
-            raise NetworkError(title(node), "op_type", node.op_type, rule, "export with the op that replaced it")
+            raise broken(rule, "export with the op that replaced it")
         return found
 
     def check_node(self, node: Any) -> None:

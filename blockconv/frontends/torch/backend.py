@@ -35,7 +35,7 @@ from blockconv.core.errors import ArgumentError, BlockconvError, ignoring, warn
 from blockconv.core.layout import Layout
 from blockconv.core.python import zipped
 from blockconv.frontends.torch.decompositions import decompositions, kept_whole, strides_of_kernels
-from blockconv.frontends.torch.ops import HEAVY, OPS
+from blockconv.frontends.torch.ops import HEAVY
 from blockconv.frontends.torch.reader import (
     Constant,
     Reader,
@@ -251,7 +251,7 @@ def _constants(graph: Any, static: set[int]) -> set[Any]:
 
 def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
     """The nodes that translators take, by running these over stand-ins; and why not the others."""
-    reader, taken, refused = Reader("graph", OPS, fake=True), set(), Refused()
+    reader, taken, refused = Reader("graph", fake=True), set(), Refused()
     for node in graph.nodes:
         reader.refused = Refused()
         if node.op == "call_function" and node not in constant and "number" not in node.meta:
@@ -522,7 +522,7 @@ class _Variant:
     def read(self, shapes: Mapping[str, Shape]) -> Any:
         """The network for these shapes of its inputs; None if none of its outputs depends on one."""
         part, graph = self.part, self.part.in_pytorch.graph
-        reader, held = Reader(part.record.name, OPS), [part.holders[k].meta["val"] for k in part.flows]
+        reader, held = Reader(part.record.name), [part.holders[k].meta["val"] for k in part.flows]
         traced = [size for value in held for size in getattr(value, "shape", ())]
         pairs = zipped(traced, [size for shape in shapes.values() for size in shape])
         sizes = {size.node.expr: number for size, number in pairs if isinstance(size, torch.SymInt)}

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from blockconv.core.python import zipped
-from blockconv.frontends.torch.reader import OPS
+from blockconv.frontends.torch.ops import OPS
 
 aten = torch.ops.aten
 # Ops that are translated as they are, though PyTorch would decompose them.

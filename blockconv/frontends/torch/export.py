@@ -24,7 +24,6 @@ from blockconv.core.interop import like
 from blockconv.core.python import zipped
 from blockconv.core.record import frozen
 from blockconv.frontends.torch.decompositions import decompositions
-from blockconv.frontends.torch.ops import OPS
 from blockconv.frontends.torch.reader import Constant, Reader, calls_op, hint, kind_of, module_of, needed, stand_in
 from blockconv.frontends.torch.runner import op_of
 from blockconv.network.graph import Network
@@ -221,7 +220,7 @@ class Traced:
 
         called: the names of its outputs.
         """
-        reader = Reader(self.name, OPS, foreign=not self.strict)
+        reader = Reader(self.name, foreign=not self.strict)
         for node in self.nodes:
             if node.op == "placeholder":
                 value = self.state.get(node.name) or stand_in(node)

@@ -11,7 +11,7 @@ import functools
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -204,14 +204,13 @@ class Reader:
     """A network, made node by node from a graph.
 
     name: the network's.
-    table: how ops are read, by ATen's names.
     fake: constants are fake tensors, so nothing is computed.
     foreign: nodes that blockconv has no op for are foreign: PyTorch runs them.
     """
 
-    def __init__(self, name: str, table: Mapping[str, AtenOp], fake: bool = False, foreign: bool = False) -> None:
+    def __init__(self, name: str, fake: bool = False, foreign: bool = False) -> None:
         self.emitter = Emitter(name, folds=False)
-        self.table, self.fake, self.foreign = table, fake, foreign
+        self.fake, self.foreign = fake, foreign
         self.values: dict[Any, Value] = {}
         self.refused = Refused()
         self._held: dict[Any, Tensor] = {}
@@ -249,9 +248,9 @@ class Reader:
         if not any(isinstance(value, Tensor) for value in flat):
             return self._computed(node, args, kwargs, any(isinstance(value, Constant) for value in flat))
         kind = kind_of(node).removeprefix("aten.")
-        if kind not in self.table or not calls_op(node):
+        if kind not in OPS or not calls_op(node):
             raise Unsupported
-        translate, types = self.table[kind]
+        translate, types = OPS[kind]
         for value in filter(lambda value: isinstance(value, Tensor), flat):
             if value.type.name not in types:
                 raise Unsupported(f"{value.type}")

@@ -92,15 +92,15 @@ def _convolution_backward(call: Call) -> Value:
     window = _window(call, weight.shape[2:], [(p, p) for p in _sides(call["padding"], rank)])
     image, given, wei = (volumes.as_images(call, one, rank) for one in (x, grad, weight))
     of_x = of_wei = of_bias = None
-    if call.reads(0) and call["transposed"]:
-        of_x = _flowing(call, window.within(ops.Conv2d(groups=call["groups"])), given, wei)
-    elif call.reads(0):
-        of_x = _flowing(call, _of_input(call["groups"], window, image.shape, given.shape), given, wei)
+    of = window.within(ops.Conv2d(groups=call["groups"]))
+    if call.reads(0):
+        made = of if call["transposed"] else _of_input(call["groups"], window, image.shape, given.shape)
+        of_x = _flowing(call, made, given, wei)
     beside = call.reads(1) and call.reads(2) and not call["transposed"]
     if call.reads(1):
-        of, kernel = window.within(ops.Conv2d(groups=call["groups"])), (window.kernel[-2], window.kernel[-1])
-        made = ops.Conv2dBackwardWeights(of, is_last(call.node.meta["val"][1]), kernel, beside)
-        of_wei = call.emit(made, *((given, image) if call["transposed"] else (image, given)))
+        kernel: Any = window.kernel[-2:]
+        of_weights = ops.Conv2dBackwardWeights(of, is_last(call.node.meta["val"][1]), kernel, beside)
+        of_wei = call.emit(of_weights, *((given, image) if call["transposed"] else (image, given)))
         of_bias = call.emit(ops.FurtherResult(0, grad.shape[1:2], grad.type.name), of_wei) if beside else None
     if call.reads(2) and not beside:
         of_bias = call.reduced(given, "sum", (0, 2, 3), False)
