@@ -119,11 +119,16 @@ def _channels_last(m: Model) -> str:
     return m.add("QLinearConv", *given, pads=[1, 1, 1, 1], channels_last=1, domain=MS)
 
 
-def _product_to_floats(m: Model) -> str:
-    x, weight = m.input("x", (7, 20), "uint8"), m.rng.integers(-63, 64, (20, 6)).astype(np.int8)
-    scales, bias = np.linspace(0.01, 0.02, 6).astype("f"), m.rng.standard_normal(6).astype("f")
-    zero_points = np.uint8(3), np.zeros(6, np.int8)
-    return m.add("MatMulIntegerToFloat", x, weight, np.float32(0.1), scales, *zero_points, bias, domain=MS)
+def _product_to_floats(flows: bool) -> Callable[[Model], str]:
+    def make(m: Model) -> str:
+        n = 20 if flows else 6
+        x, weight = m.input("x", (7, 20), "uint8"), m.rng.integers(-63, 64, (20, n)).astype(np.int8)
+        scales, bias = np.linspace(0.01, 0.02, n).astype("f"), m.rng.standard_normal(n).astype("f")
+        given = m.add("ReduceMean", m.add("Cast", x, to=1), axes=[0], keepdims=0) if flows else bias
+        zero_points = np.uint8(3), np.zeros(n, np.int8)
+        return m.add("MatMulIntegerToFloat", x, weight, np.float32(0.1), scales, *zero_points, given, domain=MS)
+
+    return make
 
 
 def _conv_integer(m: Model) -> str:
@@ -191,7 +196,8 @@ CLOSE: dict[str, Callable[[Model], str]] = {
     "product": _matmul(20, 6),
     "products of a batch": _matmul(3, 20, 6),
     "products of batches that broadcast": _matmul(2, 1, 20, 6),
-    "product to floats": _product_to_floats,
+    "product to floats": _product_to_floats(False),
+    "product to floats plus what flows": _product_to_floats(True),
     "add": _binary("QLinearAdd"),
     "mul": _binary("QLinearMul"),
     "concat": _concat,

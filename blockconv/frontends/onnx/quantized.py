@@ -390,22 +390,22 @@ def _as_image(shape: Shape, at: int) -> Shape:
 # ---------------------------------------------------------------- ONNX Runtime's own
 
 
-@op("com.microsoft.MatMulIntegerToFloat", limits=f"constant B, a matrix or a vector, and bias; {_FOUND}")
+@op("com.microsoft.MatMulIntegerToFloat", limits=f"constant B, a matrix or a vector; {_FOUND}")
 def _matmul_to_float(call: Call) -> Tensor:
     found = _found_at(call, 4)
     if found is None:  # operands in the order of other ops, with scale and zero point after each
         given = [*call.inputs, *[None] * 3]
         call.inputs[:] = [given[k] for k in (0, 2, 4, 1, 3, 5, 6)]
         a, _ = factors(call, 1)
-        return _biased(call, matmul(call, ops.Conv2d(), a, 3), 6)
+        return call.plus(matmul(call, ops.Conv2d(), a, 3), 6)
     sums = _sums(call, call.x, _of_found(found), 5, True)
-    return _biased(call, _scaled(call, sums, call.input(2), 3), 6)
+    return call.plus(_scaled(call, sums, call.input(2), 3), 6)
 
 
-@op("com.microsoft.DynamicQuantizeMatMul", limits=f"constant B, a matrix or a vector, and bias; {CONSTANT}")
+@op("com.microsoft.DynamicQuantizeMatMul", limits=f"constant B, a matrix or a vector; {CONSTANT}")
 def _dynamic_matmul(call: Call) -> Tensor:
     found, y, scale, _ = _found(call, call.x)
-    return _biased(call, _scaled(call, _sums(call, y, _of_found(found), 3, True), scale, 2), 4)
+    return call.plus(_scaled(call, _sums(call, y, _of_found(found), 3, True), scale, 2), 4)
 
 
 def _scaled(call: Call, sums: Tensor, scale: Tensor, at: int) -> Tensor:
@@ -413,8 +413,3 @@ def _scaled(call: Call, sums: Tensor, scale: Tensor, at: int) -> Tensor:
     factor = call.helper(ops.Binary("mul"), call.constant(scales(call, at).reshape(-1), "scale"), scale)
     real = sums if sums.dtype == np.float32 else call.helper(_WHOLE, sums)
     return call.mul(real, factor)
-
-
-def _biased(call: Call, y: Tensor, at: int) -> Tensor:
-    """`y` plus operand `at`, if there is one."""
-    return y if not call.has(at) else call.add(y, call.constant(call.array(at, "bias"), "bias"))

@@ -281,9 +281,10 @@ def _resize(call: Call) -> Tensor:
     cubic = call.attribute("cubic_coeff_a", -0.75)
     made = ops.Resize(kind, None, None, coordinates, nearest, antialias, excludes, cubic)
     of_bytes = kind != "nearest" and x.dtype in BYTES
-    y = call.helper(ops.Dequantize(Quantization(1.0)), x) if of_bytes else x
+    y = call.converted(x, "float32") if of_bytes else x
     y = _resampled(call, y, made, _target(call, 2 if modern else 1))
-    return call.emit(ops.Quantize(Quantization(1.0), "uint8" if x.dtype == np.uint8 else "int8"), y) if of_bytes else y
+    of_x: Any = x.type.name
+    return call.emit(ops.Quantize(Quantization(1.0), of_x), y) if of_bytes else y
 
 
 class _Along(NamedTuple):
