@@ -366,10 +366,10 @@ def _with_constants(result: Any, name: str) -> Value:
 
 
 def arguments_of(node: Any) -> dict[str, Any]:
-    """The arguments of a node of an op, by their names in ATen's schema, defaults included."""
+    """The arguments of a node of an op, by their names in ATen's schema and in its order, defaults included."""
     schema = node.target._schema.arguments
-    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
-    return defaults | dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
+    given = dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
+    return {a.name: given.get(a.name, a.default_value) for a in schema if a.name in given or a.has_default_value()}
 
 
 class Call(Translation):
