@@ -2,6 +2,7 @@
 
 Each loop has a stride for the destination and for every operand, which is 0 where the operand is broadcast. Loops that
 are one in all of them are fused. The innermost loop is over the elements of an extent, and the next one over extents.
+An extent has one element where an operand's neighbours are apart, as those of a reduction's source may be.
 
 An operand goes along with an extent in one of three ways: `EACH`, `HELD` or `REPEATED`. Where an operand has few
 elements for each step of the loop around, that loop becomes part of the extent, and the operand repeats in it: vectors

@@ -1,12 +1,12 @@
 """Means over any axes of an array, but no blocked one. (Over H and W alone, pooling has them.) Sums, products, maxima
 and minima are made in the same way, and divided by 1; so are those of integers, which wrap around, and of booleans.
 
-Neighbouring axes of one sort, kept or reduced, are one loop. The innermost kept axes are the elements of a row, and
-kernels sum rows. Where several rows are a vector, they are one row, whose sums are added to each other at the end.
-Partial sums of some rows are added to the total: errors grow with the number of additions to either, not with the
-elements. If rows are long, few of them are summed at a time, so that memory is read in order. A row may hold short
-lines with a sum of each (a row of NHCW4: the columns of each block of channels). Then rows are summed first, element by
-element, and then each line of the sum.
+A walk goes over the results, and a loop nest over the summands of each: neighbouring axes that are summed are one loop.
+The innermost kept axes are the elements of a row, and kernels sum rows. Where several rows are a vector, they are one
+row, whose sums are added to each other at the end. Partial sums of some rows are added to the total: errors grow with
+the number of additions to either, not with the elements. If rows are long, few of them are summed at a time, so that
+memory is read in order. A row may hold short lines with a sum of each (a row of NHCW4: the columns of each block of
+channels). Then rows are summed first, element by element, and then each line of the sum.
 
 Buffers: source, destination.
 """
