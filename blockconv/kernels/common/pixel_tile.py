@@ -18,7 +18,7 @@ from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 
 
-@jit.unrolled_kernel
+@jit.kernel
 def pixel_tile(spec: TileSpec):
     """Reduce tiles and store them: see `kernel_of_tiles`.
 

@@ -73,7 +73,7 @@ def following(a, parts, part, plane, k, outer):
     return part, plane, k, outer
 
 
-@jit.unrolled_kernel
+@jit.kernel
 def resize_rows(kind: ElementType, lanes, form: ColumnForm):
     """Rows of the source become a row of the scratch, and its columns the results. The nearest are copied in place.
 
@@ -123,7 +123,7 @@ def resize_rows(kind: ElementType, lanes, form: ColumnForm):
     return kernel
 
 
-@jit.unrolled_kernel
+@jit.kernel
 def resize_pixels(kind: ElementType, lanes):
     """Pixels have many elements.
 
@@ -163,7 +163,7 @@ def resize_pixels(kind: ElementType, lanes):
     return kernel
 
 
-@jit.unrolled_kernel
+@jit.kernel
 def resize_columns(kind: ElementType, lanes, form: ColumnForm):
     """Columns of two rows of the source are blended first, and then the rows. Pixels are whole; planes are apart.
 
