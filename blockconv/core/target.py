@@ -110,6 +110,10 @@ class Isa:
     def is_x86(self) -> bool:
         return self.name != "neon"
 
+    def has_masks(self, itemsize: int) -> bool:
+        """Whether a load of elements of so many bytes takes no longer with a mask than without."""
+        return self.name == "avx512" or (self.name == "avx2" and itemsize >= 4)
+
 
 # Numba's settings where nobody gives them. Numba leaves out the AVX of the first processors that had it.
 _WITHOUT_AVX = ("corei7-avx", "core-avx-i", "sandybridge", "ivybridge")

@@ -194,7 +194,7 @@ def _data_why_not(request: Request, unit: int) -> Reason | None:
         return "needs vectors of contiguous pixels, of the same few channels in both arrays"
     if p.ic % unit:
         return f"needs a multiple of {unit} channels, not {p.ic}"
-    if isa.name != "avx512" and not (isa.name == "avx2" and request.types.src.itemsize >= 4):
+    if not isa.has_masks(request.types.src.itemsize):
         return "needs loads and stores with masks"
     return None
 

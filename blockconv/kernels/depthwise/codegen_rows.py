@@ -16,7 +16,6 @@ from blockconv.jit.ir import const, picked
 from blockconv.jit.values import build
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.tile import Tile
-from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, FloatTile, Loader
 from blockconv.kernels.depthwise.columns import Columns, Edge
 
@@ -114,14 +113,14 @@ class SourceRow:
         begin = next(at - lane for lane, at in enumerate(wanted) if at is not None)
         if begin >= 0 and begin + lanes <= size:
             return v.load(self.at(begin))
-        if has_masks(v):
+        if target.isa().has_masks(v.itemsize):
             return v.load(self.at(begin), mask([0 <= begin + lane < size for lane in range(lanes)]))
         return self.picked([self.part(min(max(begin, 0), size - lanes))], wanted)
 
     def part(self, begin: int) -> RowPart:
         """The vector from an element on; the whole row if it is less than a vector."""
         v, size = self.v, self.columns.src
-        masked = has_masks(v) and begin + v.lanes > size
+        masked = target.isa().has_masks(v.itemsize) and begin + v.lanes > size
         begin = max(0, begin if masked else min(begin, size - v.lanes))
         if begin not in self.known:
             past = None if masked else PAST
@@ -145,12 +144,6 @@ class SourceRow:
 
     def at(self, element: int):
         return self.address + element * self.v.itemsize if element else self.address
-
-
-def has_masks(v: Vectors) -> bool:
-    """Whether a load with a mask takes no longer than one without."""
-    isa = target.isa().name
-    return isa == "avx512" or (isa == "avx2" and v.itemsize >= 4)
 
 
 def mask(lanes: list[bool]):

@@ -286,7 +286,7 @@ def _why_not_runs(b: PoolBlocking) -> Reason | None:
         return "needs stride 1, and as many output columns as input columns"
     if max(p.kh, p.kw) > MOST_TAPS:
         return f"needs windows of at most {MOST_TAPS} rows and columns"
-    if isa.vector_bytes < 32 or (isa.vector_bytes < 64 and b.itemsize < 4):
+    if not isa.has_masks(b.itemsize):
         return f"{isa.name} has no masked loads of these elements"
     vectors = p.iw * b.view.inner / b.lanes
     if vectors >= LONG_ROW:
