@@ -28,15 +28,20 @@ def summary(plan: PlanData) -> str:
     return "\n".join(textwrap.fill(line, text.WIDTH) for line in [*lines, *foreign(plan)])
 
 
+def _times(plan: PlanData) -> dict[str, list[float]]:
+    """Seconds of each call: predicted ones, and measured ones after a profile."""
+    found = {"predicted": [call["predicted"] for call in plan["calls"]]}
+    if plan["measured"] is not None:
+        found["measured"] = [call["measured"] or 0.0 for call in plan["calls"]]
+    return found
+
+
 def foreign(plan: PlanData) -> list[str]:
     """The foreign parts, with their share of the time."""
     calls, said = [call for call in plan["calls"] if call["ops"]], []
     if calls:
-        times = {"predicted": [call["predicted"] for call in plan["calls"]]}
-        if plan["measured"] is not None:
-            times["measured"] = [call["measured"] or 0.0 for call in plan["calls"]]
         shares = []
-        for what, every in times.items():
+        for what, every in _times(plan).items():
             own = sum(seconds for call, seconds in zipped(plan["calls"], every) if call["ops"])
             shares.append(f"{own / (sum(every) or 1.0):.0%} of the {what} time")
         kinds = counted(kind for call in calls for kind in call["ops"])
@@ -58,12 +63,9 @@ def others(node: NodeData, most: int = 2) -> list[str]:
 
 def table(plan: PlanData, actions: tuple[Action, ...]) -> str:
     """The whole plan: a table of its calls, then why each reorder is made, and what else there was for each op."""
-    calls, heads = plan["calls"], [*CALL_HEADS, "writes", "predicted,\nµs"]
-    times: list[list[float]] = [[call["predicted"] for call in calls]]
-    if plan["measured"] is not None:
-        heads.append("measured,\nµs")
-        times.append([call["measured"] or 0.0 for call in calls])
-    columns = [[text.microseconds(seconds) for seconds in (*column, sum(column))] for column in times]
+    calls, times = plan["calls"], _times(plan)
+    heads = [*CALL_HEADS, "writes", *(f"{what},\nµs" for what in times)]
+    columns = [[text.microseconds(seconds) for seconds in (*column, sum(column))] for column in times.values()]
     rows = [(*call_cells(action), text.dims(call["shape"])) for action, call in zipped(actions, calls)]
     rows.append((f"{len(calls)} calls", "", "", ""))
     cells = [(*row, *figures) for row, *figures in zipped(rows, *columns)]
