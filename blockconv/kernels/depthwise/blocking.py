@@ -505,9 +505,9 @@ def _over_channels(request: Request, padded: int, lanes: int) -> DepthwiseBlocki
         halves = vectors(lanes // 2)
         lanes, runs, cut, store_width, ragged = halves if len(halves[1]) < 2 * len(runs) else whole
     if not ragged:
-        # Floats of NHWC have one kernel for any number of channels, where masks take no time.
+        # Where masks take no time, floats have one kernel for any number of channels, of a pixel or a block.
         any_number = types.acc.is_float and machine.isa.has_masks(types.src.itemsize)
-        masked, wei_block = int(s.length == NO_BLOCK and (any_number or p.ic % lanes > 0)), lanes
+        masked, wei_block = int(any_number or (s.length == NO_BLOCK and p.ic % lanes > 0)), lanes
     else:
         masked, wei_block = 2, s.length if s.length < NO_BLOCK else cut if m == 1 else 0
     # The last vector of a pixel's bytes is moved back to be whole.
