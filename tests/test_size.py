@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 REMEDY = "Delete as much as you add; else raise the limit in a commit of its own, which gives the reason."
-LINES_OF_THE_PACKAGE = 65_379
+LINES_OF_THE_PACKAGE = 65_151
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -44,9 +44,9 @@ BUDGET = {
     "kernels/reduce": 2_505, "kernels/reorder": 11_240, "kernels/resize": 4_834, "kernels/winograd": 12_902,
     "machine": 3_200, "network": 98_315, "nopython": 3_931, "onnxruntime": 5_668, "runtime": 5_584, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 488_207
+TOKENS_OF_THE_PACKAGE = 484_621
 # Capitalised names that three modules or more import. A reader has to learn each of them.
-SHARED_NAMES = 219
+SHARED_NAMES = 217
 
 
 @functools.cache
