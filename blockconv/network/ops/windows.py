@@ -223,11 +223,11 @@ class ConvTranspose2d(Weighted):
         return [(size - 1) * stride + (taps - 1) * dilation + 1 for size, taps, stride, dilation in given]
 
     def compute(self, src: Array, wei: Array, bias: Array | None) -> Array:
-        p, g = self.problem(src.shape, wei.shape), self.groups
+        p = self.problem(src.shape, wei.shape)
         dst = framed_image(np.zeros(p.dst_shape, np.result_type(src, wei)), p)
-        image = src.reshape(p.n, g, p.oc // g, -1)
+        image = src.reshape(p.n, p.g, p.group_oc, p.oh * p.ow)
         for y, x, window in taps_of(dst, p):  # the pixels that this tap adds to
-            weights = wei[:, :, y, x].reshape(g, p.oc // g, -1).swapaxes(1, 2)
+            weights = wei[:, :, y, x].reshape(p.g, p.group_oc, -1).swapaxes(1, 2)
             window += (weights @ image).reshape(window.shape)
         dst = framed(dst, [(-begin, -end) for begin, end in _reach(p)], 0)
         return self.activation.reference(dst if bias is None else dst + bias[:, None, None])
