@@ -70,7 +70,7 @@ END = "print(json.dumps(told))"
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    names = ["resnet50", "mobilenetv2", "mobilenetv3", "efficientnet_b0", "shufflenet"]
+    names = ["resnet50", "mobilenetv2", "mobilenetv3", "efficientnet_b0"]  # ShuffleNet's file holds sizes of images
     command.add_argument("--networks", nargs="*", choices=list(networks.NETWORKS), default=names)
     command.add_argument("--sizes", type=int, default=40, help="other sizes of images that each network is called with")
     command.add_argument("--calls", type=int, default=60, help="random calls of conv2d")
