@@ -234,7 +234,7 @@ class Types(NamedTuple):
         return Types(element(src), replace(element("int8"), narrow=narrow), element("int32"), element(dst))
 
     def knowing(self, **facts: Any) -> Types:
-        """The types of weights of which these facts are known: see `ElementType`."""
+        """The same types, with these facts known of the weights: fields of `ElementType`."""
         return self._replace(wei=replace(self.wei, **facts))
 
     @property

@@ -136,8 +136,8 @@ class Epilogue(NamedTuple):
     def kind(self, types: Types, store_width: int) -> int:
         """The activation that a kernel is compiled for.
 
-        Bounds clip 8 bits. Floats have one kernel for any activation, except that planes, which are clipped after they
-        are transposed, have another for those that are computed. store_width: as in `Tile`.
+        Bounds clip 8 bits. Floats have one kernel for any activation. Planes have two: one clips after the transpose,
+        the other computes activations before it. store_width: as in `Tile`.
         """
         if types.dst.is_float:
             return max(self.activation, ActivationKind.CLIP) if store_width == 1 else ActivationKind.OTHER

@@ -200,7 +200,7 @@ def _nothing(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
 
 
 def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: Tensors) -> Tensor:
-    """Products of matrices whose batches broadcast. Those of integers are convolutions, one after the other."""
+    """Products of matrices whose batches broadcast. A convolution computes each product of integers."""
     weight = call.array(at, "second matrix")
     if attributes == ops.Conv2d() and call.input(at).name not in call.scope.dequantized:
         return call.multiplied(a, call.input(at))
@@ -210,11 +210,11 @@ def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
     except ValueError:
         raise call.error("input", a.shape, f"has to have a batch that broadcasts with {weight.shape[:-2]}") from None
     matrices = call.reshape(a, (-1, rows, columns))
-    places = np.broadcast_to(np.arange(matrices.shape[0]).reshape(given), common)
+    numbers = np.broadcast_to(np.arange(matrices.shape[0]).reshape(given), common)
     found = []
-    for index, place in np.ndenumerate(places):
+    for index, number in np.ndenumerate(numbers):
         wei = call.weight(at, "weight", functools.partial(_matrix, common, index), -1)
-        found.append(call.product(attributes, call.part(matrices, 0, int(place), 1, helps=True), wei, None, others))
+        found.append(call.product(attributes, call.part(matrices, 0, int(number), 1, helps=True), wei, None, others))
     return call.reshape(call.joined(0, found), (*common, *[rows] * (a.rank > 1), weight.shape[-1]))
 
 

@@ -38,7 +38,7 @@ def _arguments(number: int, first: int, second: int) -> ActivationArguments:
 def activations(v: Vectors, number, parameters: list[Any], table=ACTIVATIONS) -> Iterator[Callable[[Any], Any]]:
     """The code of each activation, or function of another table, on a vector.
 
-    What is emitted with it runs where the activation has this number at run time.
+    A block of its own holds what is emitted with it. The number selects the block at run time.
     """
     done = build.append_basic_block("activated")
     switch = build.switch(number, done)

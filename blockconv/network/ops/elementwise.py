@@ -103,9 +103,9 @@ class _Broadcast(ElementwiseOp):
 
 
 class _OfTwo(_Broadcast):
-    """Such an op of two operands.
+    """An element-wise op of two operands, which broadcast.
 
-    kinds: the kinds that there are.
+    kinds: the values that `kind` may have.
     """
 
     inputs = range(2, 3)
