@@ -266,7 +266,7 @@ class _Call:
 
 def emit(builder, body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Emit the code of a kernel's body. It takes the first of these arguments, as views of blocks where it says so."""
-    lowered.builder, lowered.memory = builder, {}
+    lowered.builder = builder
     kinds = [parameter.annotation for parameter in inspect.signature(body, eval_str=True).parameters.values()]
     given = [kind.view_at(x) if hasattr(kind, "view_at") else x for kind, x in zip(kinds, arguments, strict=False)]
     call(body, tuple(given), {})

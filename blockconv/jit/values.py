@@ -351,12 +351,3 @@ def alloca_once(kind, count: int = 1, value=None):
     if value is not None:
         build.store(value, slot)
     return slot
-
-
-def stack_memory(kind, count: int):
-    """The address of memory for `count` values of a type on the stack. All code of a function shares it."""
-    key = build.function.name, str(kind), count
-    if key not in lowered.memory:
-        with build.goto_entry_block():
-            lowered.memory[key] = build.alloca(kind, count)
-    return build.ptrtoint(lowered.memory[key], I64)

@@ -14,8 +14,21 @@ from blockconv.core import target
 from blockconv.core.checks import Pair
 from blockconv.core.python import zipped
 from blockconv.core.types import SIGNED, ElementType, Types
-from blockconv.jit.ir import I32, call_llvm, const, constants, counted, emitted, join, pointer, shuffle, splat, vector
-from blockconv.jit.values import alloca_once, binary, build, stack_memory, truth
+from blockconv.jit.ir import (
+    I32,
+    call_llvm,
+    const,
+    constants,
+    counted,
+    emitted,
+    join,
+    pointer,
+    shuffle,
+    splat,
+    stack_memory,
+    vector,
+)
+from blockconv.jit.values import alloca_once, binary, build, truth
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 
 # (e^x - 1) / x in float32, for |x| up to half of log(2), which exp reduces its argument to; highest power first.
@@ -286,7 +299,7 @@ class Vectors:
 
     def spilled(self, slots: list[Any]):
         """Store accumulators on the stack, and give their address."""
-        address = stack_memory(self.kind, len(slots))
+        address = stack_memory.emit(len(slots) * self.bytes)
         self.spill(slots, address)
         return address
 

@@ -30,7 +30,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.activation import activation_kernel
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
-from blockconv.kernels.common.microkernel import lines_ahead
+from blockconv.kernels.common.microkernel import finish_part, lines_ahead
 from blockconv.kernels.common.operands import conv_operands
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tile_record import TileRecord
@@ -54,8 +54,7 @@ def bind_tiles(
     """The op. The residual has the destination's memory order. region: the pixels that it computes, if not all."""
     bound = _Binding(request, blocking, region)
     read, written = (0, 0) if region is None else (region.read(bound.src), region.written(bound.dst))
-    activate = activation_kernel(epilogue.activation, bound.tiles.spec(epilogue).finished.code())
-    operands = conv_operands(epilogue.residual, activate)
+    operands = conv_operands(epilogue.residual)
     offsets, parts, biases = bound.offsets(), bound.parts(), bound.bias_offsets()
     words = (
         bound.geometries() | bound.reduction(len(offsets)) | bound.window() | bound.tasks() | bound.kernels(epilogue)
@@ -66,7 +65,7 @@ def bind_tiles(
         operands,
         bound.at,
         blocking,
-        record=TileRecord.with_zeros(activation=operands.activation, activate=activate, **record),
+        record=TileRecord.with_zeros(activation=operands.activation, **record),
         src=Buffer(operands.src.index, read),
         dst=Buffer(operands.dst.index, written),
         residual=Buffer(operands.residual.index, written),
@@ -292,7 +291,7 @@ class _Binding:
 
     def kernels(self, epilogue: Epilogue) -> Words:
         """The kernels that compute a tile, pack a window, and so on."""
-        blocking = self.blocking
+        blocking, spec = self.blocking, self.tiles.spec(epilogue)
         scatters = blocking.store_width == 0 or self.p.g > 1
         scattered = (self.dst_itemsize, 1) if self.dst_shift else (self.dst_itemsize,)
         scatter: Any = kernels.scatter_tile
@@ -300,8 +299,9 @@ class _Binding:
             scatter = kernels.scatter_pixels
         by_unit = is_instruction(self.dot)
         return {
-            "tile": self.tiles.kernel(epilogue).address,
-            "part": self.tiles.part(epilogue).address if self.lacks_channels else 0,
+            "tile": self.tiles.kernel(spec).address,
+            "part": finish_part(spec.finished).address if self.lacks_channels else 0,
+            "activate": activation_kernel(epilogue.activation, spec.finished.code()),
             "enter": configure(*self.tiles.register_sizes()).address if by_unit else 0,
             "leave": release().address if by_unit else 0,
             "pack": self.packer().address,

@@ -6,7 +6,7 @@ from blockconv import jit
 from blockconv.core.target import Isa
 from blockconv.core.types import ElementType, Types, element
 from blockconv.jit.records import fill
-from blockconv.kernels.common.microkernel import TileSpec, conv_tile, finish_part
+from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.pixel_tile import pixel_tile
 from blockconv.kernels.conv import matrix_pixel_tile, matrix_tile
 from blockconv.kernels.conv.blocking import ConvBlocking
@@ -26,17 +26,13 @@ class Tiles(NamedTuple):
     src_unit: int
     has_parts: bool
 
-    def kernel(self, epilogue: Epilogue) -> jit.Kernel:
-        """The kernel that computes a tile."""
-        spec, along_pixels = self.spec(epilogue), self.blocking.pixel_lanes > 0
+    def kernel(self, spec: TileSpec) -> jit.Kernel:
+        """The kernel that computes a tile of these parameters."""
+        along_pixels = self.blocking.pixel_lanes > 0
         if self.blocking.dot.is_matrix:
             family = matrix_pixel_tile.matrix_pixel_tile if along_pixels else matrix_tile.matrix_tile
             return family(spec)
         return pixel_tile(spec) if along_pixels else conv_tile(spec._replace(parted=1))
-
-    def part(self, epilogue: Epilogue) -> jit.Kernel:
-        """The kernel that stores a tile of `conv_tile` where it lacks channels."""
-        return finish_part(self.spec(epilogue).finished)
 
     def register_sizes(self) -> list[int]:
         """The arguments of `configure`, for a unit that multiplies matrices."""

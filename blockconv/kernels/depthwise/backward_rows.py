@@ -14,7 +14,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.activation import activation_kernel
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
 from blockconv.kernels.common.geometry import ChannelVector, channel_vectors, contiguous_unit, window_axis
-from blockconv.kernels.common.operands import CONV, DST_BIAS, DST_WEIGHTS, GRAD, INPUT, OIHW, WORKSPACE
+from blockconv.kernels.common.operands import DST_BIAS, DST_WEIGHTS, GRAD, INPUT, OIHW, WORKSPACE, conv_operands
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.depthwise.backward import (
     DepthwiseDataArguments,
@@ -232,7 +232,7 @@ def _data(request: Request) -> Primitive | Reason:
         args = fill(
             DepthwiseDataArguments,
             p,
-            CONV._replace(activate=activate),
+            conv_operands(epilogue.residual, activate),
             source=request.source,
             destination=request.destination,
             blocks=p.ic // unit,

@@ -21,9 +21,8 @@ from blockconv.kernels.common.tile_record import TileRecord
 
 
 class WinogradScratch(Arguments):
-    """A worker's scratch, from its beginning. The header and two tiles of pixels come first."""
+    """A worker's scratch. The header comes first, then the *patch*: a window's gathered pixels, or finished tiles."""
 
-    patch = in_bytes("to a window's gathered pixels, or a tile's finished ones")
     v = in_bytes("to the transformed source, [position][vector of channels][tile]")
     v_position = in_bytes("from a position of the transformed source to the next")
     products = in_bytes("to the held products, [position][tile][output channel]")

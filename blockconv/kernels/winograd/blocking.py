@@ -324,7 +324,6 @@ def _scratch(
     v = HEADER_BYTES + odd_lines(max(pixels) * vector)
     v_position, products_position = odd_lines(tiles * sources * vector), odd_lines(tiles * products * vector)
     return WinogradScratch(
-        patch=HEADER_BYTES,
         v=v,
         v_position=v_position,
         products=v + form.positions * v_position,

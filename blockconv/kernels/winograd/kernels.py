@@ -11,7 +11,7 @@ from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.packed_pixels import bits_transposer
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.common.tile_record import TileRecord
-from blockconv.kernels.winograd.arguments import ZEROS, Header, WinogradArgs, WinogradWeightsArgs
+from blockconv.kernels.winograd.arguments import HEADER_BYTES, ZEROS, Header, WinogradArgs, WinogradWeightsArgs
 from blockconv.kernels.winograd.codegen import ELEMENT, multiply_shared, weight_transform
 from blockconv.kernels.winograd.codegen_finish import (
     ROW_PIXELS,
@@ -164,7 +164,7 @@ def winograd_store(how: Finish):
     def kernel(args: WinogradArgs, first, last, scratch):
         a, header = held(args), Header(scratch)
         for r in range(header.rows):
-            store(a, scratch, first, scratch + a.patch + r * row, header.dst + r * a.dst_strides.row, header.cols)
+            store(a, scratch, first, scratch + HEADER_BYTES + r * row, header.dst + r * a.dst_strides.row, header.cols)
 
     return kernel
 
@@ -182,7 +182,7 @@ def winograd_finish(how: Finish):
     def kernel(a: WinogradArgs, first, last, scratch):
         header = Header(scratch)
         dst_row, dst_col = a.dst_strides.row, a.dst_strides.col
-        number, last_ocb, patch = header.set_index, header.last_ocb, scratch + a.patch
+        number, last_ocb, patch = header.set_index, header.last_ocb, scratch + HEADER_BYTES
         before = number * a.set_oc
         start, end = _first_channel(a, header.first_ocb), _first_channel(a, last_ocb)
         if number + 1 == a.sets and last_ocb == a.set_ocbs:

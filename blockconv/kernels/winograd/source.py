@@ -13,7 +13,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.ir import call_kernel, digits, prefetch
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.requantize import EpilogueArguments
-from blockconv.kernels.winograd.arguments import Header, WinogradArgs
+from blockconv.kernels.winograd.arguments import HEADER_BYTES, Header, WinogradArgs
 from blockconv.kernels.winograd.codegen import ELEMENT, TRANSFORMED, source_transform
 from blockconv.kernels.winograd.transforms import Form
 
@@ -88,7 +88,7 @@ def winograd_source(how: Source):
 
     def kernel(a: WinogradArgs, first, last, scratch):
         header = Header(scratch)
-        window, v, pack = scratch + a.patch, scratch + a.v, header.pack
+        window, v, pack = scratch + HEADER_BYTES, scratch + a.v, header.pack
         src_row, src_col = a.src_strides.row, a.src_strides.col
         side, step, leading, channels = a.side, a.step, a.window_leading * pixel, a.src_channels
         pack.dst, pack.strides, pack.width, pack.row_bytes = window, a.lane_strides.address, lanes, leading
