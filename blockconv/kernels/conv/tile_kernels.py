@@ -1,4 +1,4 @@
-"""Which kernel computes the tiles of a convolution, and what it is compiled for."""
+"""The kernel that computes the tiles of a convolution, and its compiled parameters."""
 
 from typing import NamedTuple
 
@@ -47,13 +47,13 @@ class Tiles(NamedTuple):
 
     @property
     def step(self) -> int:
-        """Elements of a pixel that a step multiplies: of a block of channels; by matrices, of all its taps."""
+        """Elements of a pixel that a step multiplies: a channel block's; with matrix units, those of all taps."""
         taps = self.blocking.shared.taps if self.blocking.dot.is_matrix else 1
         return taps * self.blocking.step // self.blocking.dot.channels
 
     @property
     def stored(self) -> ElementType:
-        """The type that is stored. Whether bytes are signed is a matter of bounds, which are arguments."""
+        """The stored type. Signed bytes count as unsigned here: bounds, which are arguments, tell them apart."""
         dst = self.types.dst
         return dst if dst.itemsize > 1 else element("uint4" if dst.is_packed else "uint8")
 

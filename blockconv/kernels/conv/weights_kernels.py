@@ -31,7 +31,7 @@ from blockconv.kernels.common.vectors import Vectors
 
 
 class Images(Arguments):
-    """Where the pixels of an array are."""
+    """The address, strides and packer of an array's pixels."""
 
     first = address("the array")
     strides = group(Geometry, "its strides")
@@ -41,11 +41,11 @@ class Images(Arguments):
 class WeightsArguments(ConvSizes):
     """The gradient of a convolution's weights.
 
-    A task is a share of the pixels (a split), a block of a group's input channels, and some blocks of its output
-    channels. It goes through chunks of pixels of the output: images of rows of columns, at most one of these cut. A
-    tile is `lines` sums of products, by a block of output channels. The lines of a row of taps are channels of the
-    input, or columns of taps by channels where these touch. Where groups share a vector, a group here is as many of the
-    problem as do.
+    A task takes a share of the pixels (a split), a block of a group's input channels, and some blocks of its output
+    channels. It loops over chunks of output pixels: images of rows of columns, at most one of these cut. A tile is
+    `lines` sums of products, by a block of output channels. The lines of a row of taps are input channels, or columns
+    of taps by channels where these are contiguous. Where groups share a vector, a group here is all the problem's
+    groups in one vector.
     """
 
     record = group(TileRecord, "what all tiles share")
@@ -123,11 +123,11 @@ class WeightsArguments(ConvSizes):
 
 
 class ColumnsTileSpec(NamedTuple):
-    """A tile of sums that shares what it reads of the input among the taps of a row.
+    """A tile of sums; the taps of a row share its loads of the input.
 
     acc, fma, lanes: the sums' type, whether multiply-adds round once, lanes of a vector.
     rows, taps, channels: of its sums.
-    pixels: of a row that are taken together.
+    pixels: neighbouring pixels of a row that the code unrolls.
     pixel, grad: elements of a packed pixel of the input, and of the gradient.
     px_step, tap_step: pixels of the input from an output pixel to the next, from a tap to the next.
     groups, group_ic, group_oc: as in `Shared`.
@@ -153,8 +153,8 @@ class ColumnsTileSpec(NamedTuple):
 def columns_tile(at: ColumnsTileSpec):
     """Tiles of sums [row of taps][tap][input channel] by a vector of output channels.
 
-    A pixel of the input is read once for all taps that it meets in neighbouring output pixels. Each lane of a
-    vector gets a channel of its own group. Sums are kept as those of a `conv_tile` that is k_blocked.
+    The code loads an input pixel once for all taps that meet it in neighbouring output pixels. Each lane of a
+    vector gets a channel of its own group. It keeps sums as a k_blocked `conv_tile` does.
     """
     count = at.rows * at.taps * at.channels
 
@@ -167,7 +167,7 @@ def columns_tile(at: ColumnsTileSpec):
             first = row * run.row_steps
             src = source_of(run, first)
             grad, done, pixels = run.wei + first * (at.grad * v.itemsize), I64(0), at.pixels
-            while pixels:  # the remainder by halves
+            while pixels:  # the remainder: half as many pixels each time
                 end = run.full_steps // pixels * pixels
                 with counted(end, done, I64(pixels)) as col:
                     x = src + col * (at.px_step * at.pixel * v.itemsize)
@@ -194,7 +194,7 @@ def _add_pixels(v: Vectors, at: ColumnsTileSpec, pixels: int, src: tuple[Any, An
 
 
 def _spreader(v: Vectors, at: ColumnsTileSpec, pixel) -> Callable[[int], Any]:
-    """spread(c): channel `c` of each lane's group, of a packed pixel. Vectors are read past its end."""
+    """spread(c): for each lane, channel `c` of its group in a packed pixel. Loads may pass the pixel's end."""
     if at.groups == 1:
         return lambda c: v.broadcast(pixel + c * v.itemsize)
     vectors = -(-at.groups * at.group_ic // v.lanes)
@@ -203,7 +203,7 @@ def _spreader(v: Vectors, at: ColumnsTileSpec, pixel) -> Callable[[int], Any]:
 
 
 class _Chunk(NamedTuple):
-    """Pixels that are reduced at once: the first, and how many, of images, rows and columns."""
+    """Pixels to reduce at once: the first image, row and column, and the number of each."""
 
     n: int
     images: int
@@ -214,7 +214,7 @@ class _Chunk(NamedTuple):
 
 
 def _pack_images(of, pack, chunk, channel, channels, to, apart):
-    """Pack a chunk's images of an array, as many channels as exist from this one on. apart: from image to image."""
+    """Pack a chunk's images, with the channels that exist from `channel` on. apart: bytes between packed images."""
     strides, kernel = of.strides, of.pack
     pack.strides, pack.inside, pack.channels = strides.address, channel % strides.length, min(channels, pack.width)
     first = of.first + Geometry.offset(strides, channel)
@@ -348,9 +348,9 @@ class _Block(NamedTuple):
 def _finisher(acc: ElementType, dst: ElementType, lanes: int):
     """finish(a, block, sums, bias, splits): moves the sums of a block of output channels to the gradient.
 
-    bias: 0: none. splits: whose sums are added in their order.
-    acc, dst: the types. lanes: of a vector. Weights of an output channel are in contiguous runs. Vectors of
-    output channels of neighbouring weights are transposed.
+    bias: the bias's sums; 0: none. splits: their number; it adds their sums in order.
+    acc, dst: the types. lanes: of a vector. The weights of an output channel form contiguous extents (`runs`). The code
+    transposes vectors of output channels of neighbouring weights.
     """
     itemsize, dst_bytes = acc.itemsize, dst.itemsize
     transposed, one = (_gatherer(acc, dst, count) for count in (lanes, 1))
@@ -376,9 +376,9 @@ def _finisher(acc: ElementType, dst: ElementType, lanes: int):
 
 
 class Weights(NamedTuple):
-    """Neighbouring weights of some output channels: the address of the first in the gradient, bytes from an output
-    channel to the next there, the sums, and the address of a table: from there to the sums of each weight, in bytes;
-    how many splits there are, and bytes from the sums of one to those of the next."""
+    """Neighbouring weights of some output channels. dst: the first one, in the gradient. apart: bytes to the next
+    output channel there. sums: the first sums. rows: a table of bytes from `sums` to those of each weight. splits:
+    their number. split: bytes from a split's sums to the next one's."""
 
     dst: int
     apart: int
@@ -389,7 +389,7 @@ class Weights(NamedTuple):
 
 
 def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
-    """gather(weights, count, channels): moves so many weights, or a vector of them, of as many output channels."""
+    """gather(weights, count, channels): move `count` weights of `channels` channels, `lanes` of each at most."""
 
     @emitted
     def gather(w: Weights, count, channels) -> None:

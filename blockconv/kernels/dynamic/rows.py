@@ -1,10 +1,10 @@
-"""Quantization to uint8 by a scale and a zero point that are found while a network runs.
+"""Quantization to uint8, by a scale and a zero point that kernels compute at run time.
 
-Each task finds the range of a part of the array; a last step combines these ranges. 0 is always in the range, so the
-zeros of padding channels change nothing, and any layout is read in its memory order. Quantization does the same:
-padding becomes the zero point. A convolution reads its biases, scales and source zero point from memory. If its source
-has such a quantization, a small op writes them there first (`dynamic_epilogue_op`). So the convolution's kernels stay
-the same.
+Each task of `find_quantization` finds the range of a chunk of the array; a last launch combines these ranges. A range
+includes 0, so the zeros of padding channels change nothing. So kernels read any layout in its memory order.
+`dynamic_quantize` does too: padding becomes the zero point. A convolution reads its biases, scales and source zero
+point from memory. For a source that is quantized at run time, a small op first writes them (`dynamic_epilogue_op`). So
+the convolution's kernels stay the same.
 
 Buffers: find_quantization: source, destination (scale and zero point), `RANGES_BYTES` of memory. dynamic_quantize:
 source, scale and zero point, destination.
@@ -91,11 +91,11 @@ ROWS = (
 def dynamic_epilogue_op(
     count: int, scaled: bool, shifted: bool, found: Buffer, weights: Buffer, given: Buffer
 ) -> Launch:
-    """The op before a convolution whose source has a quantization that is found: writes its biases and parameters.
+    """The op before a convolution whose source is quantized at run time: it writes the biases and parameters.
 
-    count: number of biases that the convolution has. weights: the int32 sum of each output channel's weights. If sums
-        of products become real numbers (`scaled`), float32 scales of the weights follow. If these are `shifted`,
-        float32 biases follow. given: its `EpilogueArguments` for the zero point 0.
+    count: the convolution's biases. weights: the int32 sum of each output channel's weights. If sums of products
+        become real numbers (`scaled`), float32 scales of the weights follow. If `shifted`, float32 biases follow
+        these. given: the convolution's `EpilogueArguments` for the zero point 0.
     """
     args = DynamicEpilogueArgs(
         found=found, weights=weights, count=count, scaled=scaled, shifted=shifted, given=given, bias=BIA, epilogue=ACT

@@ -2,14 +2,14 @@
 
 The forward op reads the source twice. The first pass sums the deviations from a value near the mean, and their squares.
 The value is the mean of the first chunk, so a large mean loses no digits. The second pass writes
-(x - mean) * slope + shift, plus a residual, between two bounds: these are ReLU and ReLU6. Running
-statistics are updated between the passes.
+(x - mean) * slope + shift, adds a residual, and clips to two bounds (ReLU and ReLU6). `batch_terms` updates running
+statistics between the passes.
 
 The gradient has two passes too. The first sums the gradient and its products with the deviation from the mean. The
 second writes a multiple of the gradient plus a linear function of x. Where the output reached a bound, the gradient
-counts as 0: the output is computed again, with the same bits.
+counts as 0. To know where, the kernels compute the output again, with the same bits.
 
-Chunks follow from the problem. Their sums are float32, and are added in float64 in their order.
+The problem alone decides the chunks. A chunk's sums have the computed type; the kernels add them in float64, in order.
 """
 
 import math
@@ -35,7 +35,7 @@ FLOAT64 = element("float64")
 
 
 def _numbers(nbytes):
-    """get(array, k) and put(array, k, value) of arrays of floats of so many bytes."""
+    """get(array, k) and put(array, k, value), for arrays of floats of `nbytes` bytes."""
 
     def get(array, k):
         return float(load_f(array + k * nbytes, nbytes))
@@ -57,14 +57,14 @@ def _span(a, unit, number, totals, terms):
 
 
 def _elements(a, split):
-    """Elements of a channel before a split."""
+    """The number of a channel's elements before a split."""
     number = a.chunks * split // a.splits
     part, rows = digits(number, a.row_chunks)
     return rows * a.pixels + part * a.chunk
 
 
 def _store_output(a, channel, terms, get, put):
-    """The mean, the slope and the shift of a channel's output, from the stored mean and inverse."""
+    """Store the mean, slope and shift of a channel's output as terms, from the stored mean and inverse."""
     put(terms, MEANS * a.room, get(a.mean, channel))
     put(terms, SLOPES * a.room, get(a.inverse, channel) * get(a.scale, channel))
     put(terms, SHIFTS * a.room, get(a.shift, channel))
@@ -72,7 +72,7 @@ def _store_output(a, channel, terms, get, put):
 
 @jit.kernel
 def batch_sums(kind: ElementType, lanes, period, is_backward, bounded: bool):
-    """A task is a split of the chunks, of a unit: its mean and squares, or the two sums of a gradient, in float64.
+    """A task sums one split of a unit's chunks, in float64: mean and squares, or the two sums of a gradient.
 
     period: channels of a pixel, if pixels are contiguous and a vector holds several; else 0.
     bounded: whether gradients count as 0 where outputs reached a bound.
@@ -114,7 +114,7 @@ def batch_sums(kind: ElementType, lanes, period, is_backward, bounded: bool):
 
 
 def _combine_means(a, at, channels):
-    """Means and squares of all splits, which replace the first split's."""
+    """Combine the means and squares of all splits into the first split's."""
     for split in range(1, a.splits):
         before, count = _elements(a, split), _elements(a, split + 1)
         other, share = at + split * a.units * a.room * 16, (count - before) / count
@@ -127,7 +127,7 @@ def _combine_means(a, at, channels):
 
 @jit.kernel
 def batch_terms(kind: ElementType, lanes, is_backward):
-    """A task is a unit: the sums of all splits, each channel's outputs, and the terms of `batch_apply`."""
+    """A task combines the sums of a unit's splits, and writes each channel's outputs and `batch_apply`'s terms."""
     held = kind.computed.itemsize
     get, put = _numbers(held)
 
@@ -174,9 +174,9 @@ def batch_terms(kind: ElementType, lanes, is_backward):
 
 @jit.kernel
 def batch_apply(kind: ElementType, lanes, period, ragged: bool, is_backward: bool, extra: bool):
-    """A task is a chunk of a unit: its results. ragged: channels of the last unit may not exist.
+    """A task writes the results of one chunk of a unit. ragged: the last unit may lack channels.
 
-    extra: whether a residual is added; of a gradient, whether it counts as 0 where outputs reached a bound.
+    extra: whether the output adds a residual; for a gradient, whether it counts as 0 where outputs reached a bound.
     """
     held = kind.computed.itemsize
     is_bounded, residual = extra or not is_backward, extra and not is_backward

@@ -1,4 +1,4 @@
-"""How products of matrices are cut: the tile, the rows of a task, the offset of each matrix."""
+"""The blocking of products of matrices: the tile, the rows of a task, the offset of each matrix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Offsets = npt.NDArray[np.int64]
 class Matrices(NamedTuple):
     """The offsets and strides, in bytes, of an operand's or a result's matrices in a row-major array.
 
-    offsets: of each.
+    offsets: from the array's start to each matrix.
     row, column: from a row, and from a column, to the next.
     """
 
@@ -52,12 +52,12 @@ class Matrices(NamedTuple):
 
     @staticmethod
     def numbers(shape: Sequence[int], order: Order, batch: Sequence[int]) -> Offsets:
-        """For each of `batch`, the number of the operand's matrix among all of its own."""
+        """For each matrix of `batch`, the number of the operand's own matrix that it reads."""
         sizes = ordered(tuple(shape), order)[:-2]
         return Matrices.of((*sizes, 1, 1), None, batch, 1).offsets
 
     def is_one(self, rows: int) -> bool:
-        """Whether the rows of all matrices have one stride, like the rows of one matrix."""
+        """Whether one stride connects the rows of all matrices, as if they were one matrix."""
         return bool((self.offsets == np.arange(len(self.offsets)) * rows * self.row).all())
 
 
@@ -102,7 +102,7 @@ class Product:
         return -(-self.rows // self.pixels)
 
     def seconds(self, machine: Machine) -> float:
-        """Predicted for one product, on one thread."""
+        """Predicted seconds of one product, on one thread."""
         return self.tiles * self.panels * _tile_seconds(machine, self)
 
 
@@ -114,7 +114,7 @@ def _tile_seconds(m: Machine, x: Product) -> float:
 
 
 def few_rows_seconds(machine: Machine, x: Product) -> float:
-    """Predicted for one product whose sums are kept in the first-level cache: a multiply-add, its share of memory."""
+    """Predicted seconds of a product with sums in the first-level cache: multiply-adds, and a quarter for memory."""
     vectors = x.rows * x.depth * -(-x.columns // x.lanes)
     return 1.25 * vectors * machine.fma_seconds(x.lanes, x.element.itemsize)
 
@@ -143,9 +143,9 @@ def product(m: Machine, sizes: Shape, element: ElementType, like: Product | None
 
 
 def row_tasks(request: Request, x: Product, matrices: int, row_bytes: int, most: int) -> int:
-    """Tasks that share the rows of a matrix: as few as keep `row_bytes` of each below `most`, as many as threads need.
+    """Tasks that share the rows of a matrix: the fewest that keep their rows within `most` bytes and use all threads.
 
-    matrices: how many there are.
+    matrices: their number. row_bytes: of a row.
     """
     least = max(-(-x.tiles * x.pixels * row_bytes // most), -(-tasks_wanted(request.threads) // max(1, matrices)))
     return max(1, min(x.tiles, least))
@@ -157,6 +157,6 @@ def inverse(order: Order) -> Order:
 
 
 def zeros_and(*tables: npt.ArrayLike, zeros: int) -> Array:
-    """So many bytes of zeros, and these tables of int64s, as one."""
+    """One table of int64: `zeros` bytes of zeros, then these tables."""
     first = np.zeros(-(-zeros // 8), np.int64)
     return np.concatenate([first, *(np.asarray(table, np.int64).reshape(-1) for table in tables)])

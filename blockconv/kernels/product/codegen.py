@@ -1,4 +1,4 @@
-"""AttentionSpec over rows of scores, as vector code."""
+"""The softmax of attention over rows of scores, as vector code."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from blockconv.kernels.common.floats import Floats
 class AttentionSpec(NamedTuple):
     """The work between two products, on the result of the first.
 
-    attends: whether there are two; else there is no softmax.
+    attends: whether a second product follows; else there is no softmax.
     masked: whether scores have a mask.
     causal, zero_rows: as in `AttentionProblem`.
     """
@@ -24,7 +24,7 @@ class AttentionSpec(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Rows of scores: [vector][row][lane], of the type that is computed with. They become a row's softmax.
+    """Rows of scores: [vector][row][lane], in the computed type. The code replaces each row by its softmax.
 
     address: of the first.
     rows: how many there are.
@@ -47,14 +47,14 @@ class Scores(NamedTuple):
 
 
 class _Row(AxisWalk):
-    """A row of scores; the stride of its run is from a vector to the next."""
+    """A row of scores; `run.stride` is from a vector to the next."""
 
     def place(self, at):
         return at // self.v.bytes * self.run.stride
 
 
 def softmax_of_scores(element: ElementType, lanes: int, how: AttentionSpec):
-    """Code that makes softmax(scale * score + mask) of `Scores`; a mask has this type."""
+    """Code that replaces `Scores` by softmax(scale * score + mask). element: the mask's type."""
 
     @emitted
     def softmax(x: Scores) -> None:
@@ -77,7 +77,7 @@ def softmax_of_scores(element: ElementType, lanes: int, how: AttentionSpec):
 
             *_, factor = softmax_terms(row, score, lambda at: v.load(base + at.offset), put, how.zero_rows)
             row.each(lambda at: v.store(v.load(base + at.offset) * factor, base + at.offset))
-            if how.causal:  # the others are zero
+            if how.causal:  # later columns are zero
                 begin, end = ((n + (lanes - 1)) // lanes for n in (limit, x.columns))
                 with counted(end - begin) as unseen:
                     v.store(v.zero, base + (begin + unseen) * x.block)

@@ -1,4 +1,4 @@
-"""The kernels of products whose operands all flow. See `blockconv.kernels.product.rows`."""
+"""The kernels of products whose operands are all computed at run time. See `blockconv.kernels.product.rows`."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from blockconv.kernels.product.codegen_few import FewRows, multiply_few_rows, st
 
 
 class PanelArgs(Arguments):
-    """Matrices that become panels of columns: [panel][step][column], the columns of a tile."""
+    """Matrices to pack as panels: [panel][step][column]. A panel has the columns of a tile."""
 
     src = address("the first element of all")
     dst = address("the first panel")
@@ -60,7 +60,7 @@ class ProductWords(Arguments):
 
 
 class RowWords(Arguments):
-    """How rows of a source are shared by tasks, and packed: [block of the reduction][row][element]."""
+    """How tasks share and pack the rows of a source: [block of the reduction][row][element]."""
 
     rows = word("of a matrix")
     tasks = word("that share them")
@@ -72,7 +72,7 @@ class RowWords(Arguments):
 
 
 class MatrixWords(Arguments):
-    """Where the matrices of a result are."""
+    """The offsets of the matrices that one result needs."""
 
     src = in_bytes("from the first left matrix to this one")
     keys = in_bytes("from the first right matrix, or panel, of the scores to this one")
@@ -82,7 +82,7 @@ class MatrixWords(Arguments):
 
 
 class ProductOperands(Operands):
-    """The operands of a product of matrices, and how tasks share it. The left matrices of attention are scores."""
+    """The operands of a product of matrices, and how tasks share it. In attention, the left matrices are scores."""
 
     keys = address("what rows are multiplied by to be scores: packed, or of few rows as they are")
     wei = address("the right matrices, likewise")
@@ -97,7 +97,7 @@ class ProductOperands(Operands):
 
 
 class MultiplyArgs(ProductOperands):
-    """A product of matrices, or attention. A task makes all scores of its rows, [vector][row][lane], in the scratch."""
+    """A product of matrices, or attention. A task writes all scores of its rows to the scratch: [vector][row][lane]."""
 
     table = address("the op's table; it begins with a tile's columns of zeros")
     matrices = in_bytes("from the table to the `MatrixWords` of each result")
@@ -107,7 +107,7 @@ class MultiplyArgs(ProductOperands):
 
 
 class Rows(NamedTuple):
-    """Rows that are multiplied: their source and destination, the panels, and how many they are."""
+    """The rows to multiply: their source and destination, the panels, and their number."""
 
     src: int
     dst: int
@@ -116,7 +116,7 @@ class Rows(NamedTuple):
 
 
 def multiply_rows(p, run, table, x, first, last):
-    """Multiply rows by the panels from `first` to `last`. run: a record, of any words."""
+    """Multiply rows by the panels from `first` to `last`. run: a record, which this overwrites."""
     copy_memory(run.address, p.record.address, TileRecord.nbytes)
     run.tiles = (x.rows + p.pixels - 1) // p.pixels
     run.src, run.src_last = x.src, (x.rows - p.pixels) * run.src_pixel
@@ -133,7 +133,7 @@ def multiply_rows(p, run, table, x, first, last):
 
 
 def _row_packer(kind: ElementType, lanes: int, turned: bool):
-    """pack(r, src, dst, count): pack so many rows, where `r` is the `RowWords`."""
+    """pack(r, src, dst, count): pack `count` rows. r: the `RowWords`."""
     pack = matrix_packer(kind, lanes, turned)
 
     def packed(r, src, dst, count):
@@ -158,9 +158,9 @@ def _scores_of(a, at, address, rows):
 
 @jit.kernel
 def multiply(kind: ElementType, lanes, packs, turned: bool, how: AttentionSpec):
-    """A task is some rows of a matrix by some of the panels.
+    """A task multiplies some rows of a matrix by some of the panels.
 
-    packs: rows are packed in the scratch first, else they are read where they are. turned: in memory, these are
+    packs: the task first packs its rows in the scratch; else it reads them in place. turned: in memory, the rows are
         columns.
     """
     pack, softmax = _row_packer(kind, lanes, turned), softmax_of_scores(kind, lanes, how)
@@ -191,7 +191,7 @@ def multiply(kind: ElementType, lanes, packs, turned: bool, how: AttentionSpec):
 
 
 class FewArgs(ProductOperands):
-    """A product of few rows, or attention, whose right matrices are read where they are."""
+    """A product of few rows, or attention. The kernel reads the right matrices in place."""
 
     matrices = address("a table of `MatrixWords`, one for each result")
     width = word("columns of a task")
@@ -206,10 +206,9 @@ class FewArgs(ProductOperands):
 
 @jit.kernel
 def multiply_few(kind: ElementType, lanes, rows, turned, how: AttentionSpec):
-    """A task is some columns of a result of so many rows.
+    """A task computes some columns of a result of `rows` rows.
 
-    turned: bits 0 to 2 say of left and right matrices, and of what gives scores, whether their rows in memory are their
-        columns.
+    turned: bits 0, 1 and 2: whether the left matrices, the right matrices and the keys are transposed in memory.
     """
     pack, store = _row_packer(kind, lanes, bool(turned & 1)), store_few_rows(kind, lanes, rows)
     by_wei, by_keys = (multiply_few_rows(kind, lanes, rows, bool(turned & bit)) for bit in (2, 4))

@@ -1,10 +1,10 @@
 """LSTM and GRU layers after the products of their inputs, over all steps of a sequence.
 
-A step needs the one before, so a task is all steps of a few images in one direction. Weights are read once a step for
-all images of a task, in blocks of `COLUMNS` columns, which are contiguous: they come from the second-level cache.
+A step needs the one before, so a task computes all steps of a few images in one direction. Each step reads the weights
+once for all images of a task, from the second-level cache. A block of `COLUMNS` columns is contiguous.
 
-Buffers: source, first states, weights, biases, the weights of reset hidden values (of a GRU that resets these, and no
-sums), destination. Weights and biases are of the type that is computed with.
+Buffers: source, first states, weights, biases, the weights of reset hidden values (if a GRU resets these, and not
+sums), destination. Weights and biases have the computed type.
 """
 
 from blockconv.core.checks import Pair
@@ -25,7 +25,7 @@ def _blocks(problem: RecurrentProblem) -> Pair:
 
 
 def _groups(problem: RecurrentProblem, threads: int) -> Pair:
-    """The groups that images are in, at least one for each thread, and the images of a group."""
+    """The number of groups, and the images of a group. Groups are smaller where threads would lack tasks."""
     groups = max(-(-problem.batch // IMAGES), min(problem.batch, -(-threads // len(problem.reverse))))
     images = -(-problem.batch // groups)
     return -(-problem.batch // images), images

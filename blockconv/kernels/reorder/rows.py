@@ -1,18 +1,18 @@
-"""Reorders, transposes, concatenation, slices, padding: elements that are moved from any layout to any other.
+"""Reorders, transposes, concatenation, slices, padding: moves of elements from any layout to any other.
 
-One kernel copies extents that are contiguous on both sides, of one element if need be (`reorder_copy`). It takes every
-request. If each side has its contiguous elements in another loop of a reorder's `nest`, tiles of both are read as
-vectors, transposed in registers and written as vectors (`reorder_transpose`).
+`reorder_copy` copies extents that are contiguous on both sides, of one element if need be. It takes every request.
+`reorder_transpose` is for a reorder whose two sides are contiguous along different loops of its `nest`. It reads tiles
+as vectors, transposes them in registers, and writes vectors.
 
 Buffers: the source(s), the destination. Options of the primitive:
 
-- quantizations: of integers in the source(s) and in the destination. Elements are converted on their way where these
-  differ. The destination's padding is its zero point.
-- fill: the bits of the destination's padding, of a reorder of bits.
-- stream: whether to store past the caches.
+- quantizations: of integers in the source(s) and in the destination. Where these differ, the kernels convert elements.
+  The destination's padding is its zero point.
+- fill: the bits of the destination's padding, if the reorder converts nothing.
+- stream: whether stores bypass the caches.
 
-Reorders also convert types (`Types.converted`): float32, floats of 16 bits or integers of 8 or 32 bits, to all of these
-but the last. Packed integers of 4 bits are one a byte on their way, in buffers 2 (source) and 3 (destination).
+Reorders also convert types (`Types.converted`): float32, 16-bit floats, 8-bit integers and int32, to all of these but
+int32. Buffers 2 (source) and 3 (destination) hold packed 4-bit integers unpacked, one a byte.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ class MovedElements(NamedTuple):
     @staticmethod
     @functools.cache
     def bits(itemsize: int, fill: int = 0) -> MovedElements:
-        """Elements of so many bytes, which are moved as they are."""
+        """Elements of so many bytes, copied without a conversion."""
         type, none = Types.bits(itemsize).src, quantization_words(None, Types.all("float32").src)
         return MovedElements(Moved(type, type), fill, fill, ConversionArguments(src=none, dst=none))
 
     @staticmethod
     def converted(types: Types, quantizations: tuple[Any, ...]) -> MovedElements:
-        """Elements that are converted between these types. The padding holds the zero point."""
+        """Elements to convert between these types. The padding holds the zero point."""
         ends = tuple(zipped((types.src, types.dst), quantizations))
         src, dst = (quantization_words(given, type) for type, given in ends)
         src_fill, fill = (type.bits(given.zero_point if given else 0) for type, given in ends)
@@ -112,7 +112,7 @@ class MovedElements(NamedTuple):
 
 
 def _parts_of(p: Any) -> list[Copied]:
-    """The part of the destination that is copied from each source."""
+    """The part of the destination that each source gives."""
     if isinstance(p, ConcatProblem):
         starts = (tuple(start * (k == p.axis) for k in range(len(p.dst_shape))) for start in p.starts)
         return [Copied(shape, p.dst_shape, _whole(shape), at) for shape, at in zipped(p.shapes, starts)]
@@ -126,7 +126,7 @@ def _parts_of(p: Any) -> list[Copied]:
 
 
 def _by_runs(part: Copied, dst: Layout, itemsize: int) -> list[Copied]:
-    """A part in several, each of a run along one axis, where pixels are short: those of a run are one extent."""
+    """Split a part into one for each span of an axis, if pixels are short: then a span's pixels are one extent."""
     for axis in reversed([axis for axis in dst.axes(part.dst_shape) if axis.size > 1]):
         spans, begin = part.spans[axis.dim], part.starts[axis.dim]
         if sum(span.action == COPY for span in spans) > 1:
@@ -150,7 +150,7 @@ def _whole(shape: Shape) -> tuple[tuple[CopySpan, ...], ...]:
 
 
 def _copy_op(loops: CopyLoops, elements: MovedElements, filled: int, threads: int, stream: bool) -> Launch:
-    """The op that copies extents. filled: the bits of filled elements; the padding's are those of `elements`."""
+    """The op that copies extents. filled: the bits of filled elements; `elements` has those of the padding."""
     moved, cols = elements.moved, loops.cols
     read, written = moved.src_bytes, moved.dst_bytes
     sizes, lanes, one_vector = loops.extents[loops.extents[:, 3] == COPY, 2], 0, False
@@ -187,7 +187,7 @@ def _copies(request: Request, quantizations: Quantizations, padding: int, stream
     given: list[tuple[Any, ...]] = [
         (quantizations[k], quantizations[-1]) if quantizations else () for k in range(len(parts))
     ]
-    # Integers that mean the same are moved as they are, whatever rounding would do to them.
+    # With equal quantizations, copy the integers unchanged: a conversion would round.
     plain = [not ends or (ends[0] == ends[1] and not is_reorder) for ends in given]
 
     def loops() -> list[tuple[int, CopyLoops]]:
@@ -216,7 +216,7 @@ def _copies(request: Request, quantizations: Quantizations, padding: int, stream
         moves = sum(found.moves(types.dst.itemsize) for found in some)
         seconds = moves * MOVE * m.scalar_seconds() + turns * TURN_CYCLES * m.cycle_seconds()
         if is_reorder or not all(plain):
-            # One by one, elements are converted one by one.
+            # Elements that are moved one by one are also converted one by one.
             seconds = max(
                 _converted_seconds(m, written, types), seconds + _converted_seconds(m, MOVED_LANES * moves, types)
             )
@@ -299,7 +299,7 @@ def _transposes(request: Request, quantizations: Quantizations, padding: int, st
     def cost() -> float:
         """Bytes at the speed of a copy, or the instructions of all tiles: loads, stores and shuffles in registers.
 
-        A tile whose side is contiguous in memory is loaded or stored as whole vectors, else row by row.
+        Tiles with a contiguous side load or store whole vectors on it; other tiles go row by row.
         """
         read, written = types.src.itemsize * src.size(shape), types.dst.itemsize * dst.size(shape)
         few, many = sorted((found.shape.a, found.shape.b))
@@ -316,20 +316,20 @@ def _transposes(request: Request, quantizations: Quantizations, padding: int, st
 
 
 def _converted_seconds(machine: Machine, elements: float, types: Types) -> float:
-    """To convert so many elements, which takes longer than to move them where they are in the caches."""
+    """Seconds to convert so many elements. In the caches, a conversion takes longer than a move."""
     if types.src.kind == BITS or (types.src.is_packed and types.src == types.dst):
         return 0.0
     each = QUANTIZED_CYCLES if types.dst.itemsize == 1 else DEQUANTIZED_CYCLES
     return elements / machine.lanes(4) * each * machine.cycle_seconds()
 
 
-SHORT, MOST_RUNS = 256, 8  # bytes of a pixel, and runs of pixels, that are copied by runs
+SHORT, MOST_RUNS = 256, 8  # at most so many bytes of a pixel and spans of an axis are copied span by span
 MOVE = 1.0  # a load, a store and their loop, in scalar moves
 MOVED_LANES = 4  # elements of a vector that are converted in the time of one by itself
-TURN_CYCLES = 12  # of an extent of all columns of a row
-INSTRUCTION_CYCLES, WIDE_CYCLES = 0.4, 0.8  # of a tile that is transposed, and more for vectors of 64 bytes
-_TRANSPOSED, _TURNED = 1.1, 1.2  # beside a copy, and beside a copy that converts
-# For a vector of float32. A division is most of the time to quantize one.
+TURN_CYCLES = 12  # for an extent of a row, with all its columns
+INSTRUCTION_CYCLES, WIDE_CYCLES = 0.4, 0.8  # of a transposed tile's instruction, and what vectors of 64 bytes add
+_TRANSPOSED, _TURNED = 1.1, 1.2  # times as long as a copy, and as a conversion
+# For a vector of float32. To quantize one, the division takes most of the time.
 QUANTIZED_CYCLES, DEQUANTIZED_CYCLES = 10, 4
 EIGHT_NIBBLES_CYCLES = 3  # to pack eight integers of 4 bits, or unpack them
 
@@ -338,7 +338,7 @@ EIGHT_NIBBLES_CYCLES = 3  # to pack eight integers of 4 bits, or unpack them
 
 
 def _packed(request: Request, inner: Primitive) -> Primitive:
-    """A conversion as one from or to packed integers."""
+    """Unpack a source of 4-bit integers before a conversion; pack a destination after it."""
     shape, src, dst, types, m = request.problem.shape, request.src, request.dst, request.types, request.machine
     ends = [(type, layout.size(shape)) for type, layout in ((types.src, src), (types.dst, dst))]
     workspace = tuple(unpacked_bytes(count) if type.is_packed else 0 for type, count in ends)
@@ -359,7 +359,7 @@ def _packed(request: Request, inner: Primitive) -> Primitive:
 
 
 # ---------------------------------------------------------------- rows of the kernel table
-# A permuted array is its own layout: the result's elements in the order of the source. So a transpose is a reorder.
+# A transpose is a reorder: the source is the result's elements, in a layout with permuted axes.
 
 
 def _as_reorder(problem: TransposeProblem, itemsize: int) -> tuple[ReorderProblem, Layout, Layout]:
