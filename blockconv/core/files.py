@@ -1,4 +1,4 @@
-"""Files that come with the package, and files that users name: these are replaced at once, or stay as they were."""
+"""Files of the package, and files that users name. Writing replaces a user's file at once, or leaves it unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DAMAGED = (*FAILURES, zipfile.BadZipFile, zlib.error, struct.error, tokenize.Tok
 
 
 def packaged(name: str) -> Traversable:
-    """A file or folder of `blockconv/data`, in whatever holds the package: a folder, a zip, a frozen program."""
+    """A file or folder of `blockconv/data`, also if the package is a zip or part of a frozen program."""
     package = resources.files("blockconv")
     found = package / "data" / name
     if found.is_file() or (found.is_dir() and any(found.iterdir())):
@@ -44,7 +44,7 @@ def as_path(op: str, path: object) -> Path:
 
 @contextmanager
 def replacing(op: str, path: object) -> Iterator[BinaryIO]:
-    """A file that becomes `path` once it is complete. If writing fails, what was there stays."""
+    """A file that becomes `path` once it is complete. If writing fails, `path` keeps its content."""
     if (path := as_path(op, path).resolve()).exists() and not path.is_file():  # a device
         with open(path, "wb") as file:
             yield file
@@ -63,7 +63,7 @@ def replacing(op: str, path: object) -> Iterator[BinaryIO]:
 
 @contextmanager
 def reading(op: str, path: object, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise ArgumentError for a file that `save` did not write. kinds: what shows it; by default any sign of damage."""
+    """Raise ArgumentError for a file that `save` did not write. kinds: the errors that show it; default: `DAMAGED`."""
     try:
         yield
     except failing(*(kinds or DAMAGED)) as error:

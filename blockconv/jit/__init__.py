@@ -1,4 +1,4 @@
-"""From a kernel's Python body to machine code, and where that is kept."""
+"""The compiler of kernels: from a Python body to machine code, and the cache of this code."""
 
 from blockconv.jit.cache import cache_directory as cache_directory
 from blockconv.jit.cache import disk_cache as disk_cache

@@ -1,12 +1,11 @@
 """Kernel families: a builder of Python bodies, and the compiled kernels of its specialisations.
 
 A *kernel family* is a function of plain integers, and of records of them, that returns the Python body of one
-specialisation. ``@kernel`` makes it a callable that gives the compiled `Kernel` for those
+specialisation. ``@kernel`` makes it a callable that returns the compiled `Kernel` for those
 integers. A kernel is a C function ``void (int64, int64, int64, int64)``, known by its address.
 
-`kernel_cache` keeps compiled code, not Numba's own cache. Numba's index files race between
-processes (numba#8085), and its keys do not see edits in a helper module. Reading one entry
-costs the set-up of the whole type system (0.1 s).
+`kernel_cache` stores compiled code, in place of Numba's own cache. Numba's index files race between processes
+(numba#8085). Its keys do not see edits in a helper module. Reading one entry sets up the whole type system (0.1 s).
 """
 
 import contextlib
@@ -36,7 +35,7 @@ _lock = threading.RLock()  # one thread compiles at a time
 class Addressed:
     """Base of objects that hold addresses of this process: they are neither copied nor pickled.
 
-    A public object that has such parts leaves them out of its copies, and a copy makes its own.
+    A public object with these parts leaves them out of its copies; each copy makes its own.
     """
 
     __slots__ = ()
@@ -52,15 +51,15 @@ class Kernel(Addressed):
     name: str
     address: int
     compiled: bool = field(default=False, compare=False)  # by this process, and not read from the disk cache
-    code: Code | None = field(default=None, repr=False, compare=False)  # to be looked at: only `compile` gives it
+    code: Code | None = field(default=None, repr=False, compare=False)  # to inspect: only `compile` sets it
 
 
 class KernelFamily:
     """Decorator: ``build(*params)`` returns a kernel's Python body, ``body(args, first, last, scratch)``.
 
-    The decorated ``family(*params)`` is the kernel compiled for these integers, and records of them. The body may close
-    over these only: they are the specialisation and the cache key. The builder gets records, element types and flags
-    where its parameters are annotated so. The body may take fewer of the four. passes: of LLVM.
+    The decorated ``family(*params)`` returns the kernel compiled for these integers and records of integers. The body
+    may close over these only: they are the specialisation and the cache key. If a parameter of the builder is annotated
+    as a record, an element type or a flag, it gets one. The body may take fewer than four arguments. passes: of LLVM.
     """
 
     def __init__(self, build: Build, passes: Passes = SIMPLIFY) -> None:
@@ -89,11 +88,11 @@ class KernelFamily:
         return "__".join([self._build.__name__, "_".join(map(str, integers_of(params)))]).rstrip("_")
 
     def entry(self, *params) -> str:
-        """The name in the disk cache: builders of one name in two modules have entries of their own."""
+        """The name in the disk cache, with the module: two modules may have builders of one name."""
         return f"{self._build.__module__}.{self.name(*params)}"
 
     def compile(self, *params) -> Kernel:
-        """Compile now, past every cache, and keep the result on disk."""
+        """Compile now, without reading a cache, and write the result to the disk cache."""
         name = self.name(*params)
         if target.numba_setting("DISABLE_JIT"):
             raise UnsupportedError(
@@ -113,7 +112,7 @@ class KernelFamily:
         return Kernel(name, address, True, code)
 
     def generate(self, *params) -> Code:
-        """The code of a kernel for the machine that kernels are made for, which may be another one."""
+        """The code of a kernel for the target machine, which may be another one."""
         body = self._build(*parameters_of(self._build, integers_of(params)))
         return generate(self.name(*params), body, self._passes)
 
@@ -124,9 +123,9 @@ class KernelFamily:
 
 
 kernel = KernelFamily
-# Most kernels write out their vectors and unroll the loops that count. LLVM takes a third longer to move branches out
-# of loops, which windows of any shape and references gain by, and twice as long to unroll and vectorise as well, which
-# copies gain by.
+# Most kernels write out their vectors and unroll the loops that matter. Moving branches out of loops takes LLVM a third
+# longer, and speeds up windows of any shape and references. Unrolling and vectorising as well takes twice as long, and
+# speeds up copies.
 unswitched_kernel = functools.partial(KernelFamily, passes=UNSWITCH)
 unrolled_kernel = functools.partial(KernelFamily, passes=UNROLL)
 
@@ -135,15 +134,15 @@ unrolled_kernel = functools.partial(KernelFamily, passes=UNROLL)
 
 _collected = threading.local()
 Wanted = tuple[str, str, tuple[int, ...]]  # module, family, integers
-requested: dict[Wanted, None] = {}  # all kernels, where they are made for another machine
+requested: dict[Wanted, None] = {}  # all kernels, if the target is another machine
 
 
 @contextlib.contextmanager
 def collecting(compiles: bool = False) -> Iterator[dict[Wanted, None]]:
-    """List, and do not compile, the kernels that this thread requests inside and the disk cache lacks.
+    """List, without compiling, the kernels that this thread requests inside and that the disk cache lacks.
 
-    The kernels returned for them have no code: they must not be run, or kept. compiles: inside another such block, list
-    none and compile all the same, for what runs at once or is kept.
+    The kernels returned for them have no code: do not run or keep them. compiles: inside another `collecting`, list
+    none and compile all the same, for kernels that run at once or are kept.
     """
     wanted: dict[Wanted, None] = {}
     around, _collected.kernels = getattr(_collected, "kernels", None), None if compiles else wanted
@@ -153,17 +152,17 @@ def collecting(compiles: bool = False) -> Iterator[dict[Wanted, None]]:
         _collected.kernels = around
 
 
-# ---------------------------------------------------------------- what is said of it
+# ---------------------------------------------------------------- progress messages
 
 MANY = 10  # kernels that are sure to take seconds
-PAUSE = 1.0  # seconds without a compilation, after which another work begins
-_unasked, _count, _ended = Progress("compiling kernels"), 0, -math.inf  # by calls, one after the other
+PAUSE = 1.0  # seconds without a compilation, after which a new report begins
+_unasked, _count, _ended = Progress("compiling kernels"), 0, -math.inf  # for compilations outside `telling`
 
 
 @contextlib.contextmanager
 def telling(wanted: Collection[Wanted]) -> Iterator[Callable[[], None]]:
-    """Inside, this thread says how many of these kernels are compiled, by whichever process, after each of its own, and
-    when the function is called."""
+    """Inside, this thread reports how many of these kernels any process has compiled. It reports after each compilation
+    of its own, and when the yielded function is called."""
     kept = cache.disk_cache()
     entries = [getattr(sys.modules[module], family).entry(*params) for module, family, params in wanted]
 
@@ -185,7 +184,7 @@ def _where() -> str:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """One compilation. Outside `telling`, a series of compilations without a `PAUSE` is reported as one work."""
+    """Report one compilation. Outside `telling`, one report covers a series of compilations without a `PAUSE`."""
     global _unasked, _count, _ended
     tell = getattr(_collected, "tell", None)
     if tell is not None:

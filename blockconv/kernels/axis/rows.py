@@ -23,9 +23,9 @@ def axis_row(
     launch: Callable[[Any, WalkedAxis], Launch],
     multiply_adds: float = MULTIPLY_ADDS,
 ) -> Row:
-    """A row of an op whose results need all elements of the problem's `axis`.
+    """The `Row` of an op whose results need all elements of the problem's `axis`.
 
-    launch(problem, walked): of an array with elements. multiply_adds: the time of a vector of results.
+    launch(problem, walked): the launch for an array with elements. multiply_adds: the time of a vector of results.
     """
 
     def why_not(request: Request) -> Reason | None:
@@ -38,7 +38,7 @@ def axis_row(
         return [] if 0 in p.shape else [launch(p, walked_axis(request, p.axis, quantizations))]
 
     def seconds(request: Request) -> float:
-        """To move source and destination, or for the work on each vector, or part of one, of a block."""
+        """Seconds to move source and destination, or to compute each vector, or part of one, of a block."""
         layout, size = request.dst, request.dst.size(request.problem.shape)
         part = min(16, layout.blocks[1]) if layout.is_blocked and layout.blocks[1] > 1 else 16
         nbytes, computed = size * request.itemsize, size / part * request.machine.fma_seconds(16, 4)
@@ -54,7 +54,7 @@ def _softmax(p: Any, at: WalkedAxis) -> Launch:
 
 def _lrn(p: Any, at: WalkedAxis) -> Launch:
     bits = element("float64").bits
-    # A window that reaches further than the channels do holds no more than all of them.
+    # A window wider than the channels holds no more than all of them.
     before, after = (min(side, p.shape[1]) for side in ((p.size - 1) // 2, p.size // 2))
     kernel, squares = lrn(*at.params, p.beta == 0.75), (before + p.shape[1] + after) * at.own_step
     factors = {"scale": bits(p.alpha / p.size), "bias": bits(p.bias), "beta": bits(p.beta)}

@@ -1,4 +1,4 @@
-"""Single elements of any number type inside kernels: floats are float64 there, integers int64, booleans 0 or 1."""
+"""Single elements of any type in kernels, which compute floats as float64, integers as int64, booleans as 0 or 1."""
 
 from llvmlite import ir
 
@@ -23,7 +23,7 @@ def number_at(element: ElementType, address):
 
 @emitted
 def put_number(element: ElementType, address, value) -> None:
-    """Store a number: floats are rounded, and integers keep their lower bits."""
+    """Store a number: round a float; keep the lower bits of an integer."""
     if element.is_float:
         f = Floats(element, 1)
         f.store(f.computed.splat_float64(value), address)

@@ -1,6 +1,6 @@
-"""Between integer accumulators and real numbers, and between these and integers of 8 bits.
+"""Conversions between integer accumulators, real numbers and 8-bit integers.
 
-The steps are float32, each rounded by itself, in one order on every machine:
+The steps are float32. Each rounds on its own, in the same order on every machine:
 - The accumulator is multiplied by its output channel's scale, and a float32 bias, if any, is added (`dequantized`).
 - With `Rounding.SUMS`, the sum is clamped, rounded and multiplied by its own scale, as if it was stored
   (`rounded_sum`). With `AFFINE` it is clamped and rounded before the float32 bias, and multiplied by another scale of
@@ -9,11 +9,11 @@ The steps are float32, each rounded by itself, in one order on every machine:
 - The result is multiplied by the inverse of the destination's scale, clamped and rounded, and the zero point is added
   (`quantized`).
 
-Nothing is contracted to a multiply-add, so that bits agree wherever they are computed. If the activation is none or a
-clip, all scales and its bounds are multiplied by that inverse beforehand. The bounds are then the destination's
-(`core.quantization.Requantization`).
+No step is contracted to a multiply-add, so all machines compute the same bits. If the activation is none or a clip,
+`core.quantization.Requantization` multiplies all scales and bounds by that inverse beforehand. The bounds are then the
+destination's.
 
-Ops between convolutions compute with dequantized values, like ONNX. They subtract the zero point and multiply by the
+Ops between convolutions compute with dequantized values, as ONNX does. They subtract the zero point and multiply by the
 scale, do the op in float32, divide by the destination's scale and round to even (`Elements`).
 """
 
@@ -39,7 +39,7 @@ AFFINE = 2  # `Epilogue.shifted`
 
 
 class EpilogueArguments(ActivationArguments):
-    """The epilogue of integer accumulators, as kernels read it; an activation alone if they are not requantized."""
+    """The epilogue of integer accumulators, as kernels read it; only an activation if these are not requantized."""
 
     src_fill = word("the source's zero point, in each of four bytes: what stands for zeros")
     dst_fill = word("the destination's zero point likewise; 0 where it has none")
@@ -58,10 +58,10 @@ class EpilogueArguments(ActivationArguments):
 
 
 class Rounding(enum.IntFlag):
-    """How integers are made.
+    """How kernels round to integers.
 
-    AWAY: a half is rounded away from zero, and not to the even neighbour.
-    SUMS: a scaled sum is rounded by itself, half to even, before a residual is added, as if it had been stored.
+    AWAY: round a half away from zero, and not to the even neighbour.
+    SUMS: round a scaled sum by itself, half to even, before adding a residual, as if it had been stored.
     """
 
     AWAY = 1
@@ -78,7 +78,7 @@ class QuantizationArguments(Arguments):
 
 
 def quantization_words(given: Quantization | None, type: ElementType) -> QuantizationArguments:
-    """The arguments for an array of this type; None: for floats, which stand for themselves."""
+    """The arguments for an array of this type. given: None for floats, which stand for themselves."""
     float64 = element("float64")
     if given is None:
         return QuantizationArguments(scale=float64.bits(1.0), zero_point=0, low=0, high=0)
@@ -102,11 +102,11 @@ def dequantized(
     """Accumulators as float32, times the scales of their output channels.
 
     v: code over the accumulators, which are stack slots in the order [row][pixel][vector], as are the results. at: the
-        addresses of biases and scales. each(f, address): the numbers of the output channels, a vector for each of a
-        pixel. shifted: as in `Epilogue`. args: the address of the `EpilogueArguments`.
+        addresses of biases and scales. each(f, address): the numbers of a pixel's output channels, as
+        vectors. shifted: as in `Epilogue`. args: the address of the `EpilogueArguments`.
     """
     f, (bia, scale), made = float_of(v.lanes), at, []
-    # The scales, and what follows them, are each as far on as scales from biases.
+    # Biases, scales and the arrays after these are evenly spaced.
     arrays = [each(f, scale + (scale - bia) * k) for k in range(1 + shifted)]
     loaded = EpilogueArguments.load(args, held=True) if shifted == AFFINE else None
     for i, slot in enumerate(accs):
@@ -121,7 +121,7 @@ def dequantized(
 def dequantized_residual(v: Vectors, args: EpilogueArguments, value):
     """A residual's vector of bytes as float32, times its scale."""
     wide = vector(4, v.lanes)
-    # The float of a byte plus 2^23 has the byte as the lowest of its mantissa. Differences of such floats are exact.
+    # The float32 2^23 + byte has the byte in its lowest mantissa bits. Differences of these floats are exact.
     bits = build.trunc(args.residual_flip, I32) | _TWO_TO_23
     lifted = build.bitcast(build.zext(value, wide) ^ splat(bits, v.lanes), v.kind)
     zero = build.trunc(args.residual_zero, I32) + _TWO_TO_23
@@ -130,7 +130,7 @@ def dequantized_residual(v: Vectors, args: EpilogueArguments, value):
 
 
 def rounded_sum(v: Vectors, args: EpilogueArguments, x):
-    """Multiples of the sums' own scale, as float32: bounded, rounded to whole ones, half to even, times that scale."""
+    """Clamp float32 multiples of the sums' own scale, round them half to even, and multiply by that scale."""
     return _rounded_sum(v, args, x) * v.splat_float64(args.sum_scale)
 
 
@@ -139,17 +139,17 @@ def _rounded_sum(v: Vectors, args: EpilogueArguments, x):
 
 
 def _whole(v: Vectors, x):
-    """Floats of up to 2^22 rounded to whole ones, half to even, as floats."""
-    if target.isa().vector_bytes > 16:  # an instruction that came with such vectors, or before
+    """Round floats of up to 2^22 to integers, half to even, as floats."""
+    if target.isa().vector_bytes > 16:  # instruction sets with wider vectors round in one instruction
         return call_llvm(f"llvm.nearbyint.{v.suffix()}", v.kind, [x])
     return x + _TO_WHOLE - _TO_WHOLE
 
 
 _TWO_TO_23 = 0x4B000000  # the bits of this float32
-# From 2^23 to 2^24 floats are the whole numbers. So a sum with this is rounded to one, half to even, and the low bits
-# of its mantissa are the low bits of the rounded addend.
+# From 2^23 to 2^24 floats are integers. So adding this rounds to an integer, half to even. The low bits of the sum's
+# mantissa are the low bits of the rounded addend.
 _TO_WHOLE = 1.5 * 2**23
-_BELOW_HALF = 0.5 - 2**-25  # the float32 below a half, which added to one rounds half away from zero
+_BELOW_HALF = 0.5 - 2**-25  # the largest float32 below 0.5: adding it and truncating rounds a half away from zero
 
 
 def times_inverse(v: Vectors, args: EpilogueArguments, x):
@@ -161,8 +161,8 @@ def quantized(v: Vectors, args: EpilogueArguments | QuantizationArguments, x, aw
     """Multiples of the destination's scale, from float32 to 8-bit integers. Values out of range are clamped, and a NaN
     becomes the least integer.
 
-    away: a half is rounded away from zero, and not to the even neighbour. kind: LLVM's type of the results, whose
-        lowest 8 bits count.
+    away: round a half away from zero, and not to the even neighbour. kind: LLVM's type of the results, whose lowest 8
+        bits count.
     """
     scaled = _bounded(v, args, x)
     if away:
@@ -180,7 +180,7 @@ def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away:
     """
     if not target.is_x86():
         return in_order([quantized(v, args, x, away) for x in parts])
-    # Packing makes unsigned bytes; values that may be negative have 128 added.
+    # Packing makes unsigned bytes, so the code adds 128 to values that may be negative.
     bound = build.fptosi(build.bitcast(args.low, ir.DoubleType()), I64) + args.zero_point
     flip = build.select(bound < 0, const(128), const(0))
     offset = build.trunc(args.zero_point + flip, ir.IntType(16))
@@ -214,30 +214,30 @@ def quantized_together(
 
 
 def _bounded(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled):
-    """Multiples of the destination's scale, between its bounds; a NaN is the least.
+    """Multiples of the destination's scale, between its bounds; a NaN becomes the least.
 
-    Rounding keeps the order, so that it is the same to bound before and after.
+    Rounding keeps the order, so clamping before it and after it give the same.
     """
     return _between(v, scaled, args.low, args.high)
 
 
 def _between(v: Vectors, x, low, high):
-    """float32 between two bounds, the bits of a float64 each; a NaN is the lower one."""
+    """Clamp float32 between two bounds, each the bits of a float64; a NaN becomes the lower one."""
     x, high = v.larger(x, v.splat_float64(low)), v.splat_float64(high)
     return build.select(x < high, x, high)
 
 
 def _whole_away(v: Vectors, x):
-    """Floats rounded to integers of 32 bits, a half away from zero."""
+    """Round floats to 32-bit integers, a half away from zero."""
     half = call_llvm(f"llvm.copysign.{v.suffix()}", v.kind, [v.c(_BELOW_HALF), x])
     return build.fptosi(x + half, vector(4, v.lanes))
 
 
-_SAFE = 2.0**96  # scales between this and its inverse: no product of theirs that counts is too small or too large
+_SAFE = 2.0**96  # for scales between this and its inverse, no product that matters overflows or underflows
 
 
 def _inverse(v: Vectors, bits):
-    """1 / the float64 of these bits, which is a float32, rounded to a float32, in every lane; NaN if it is not safe."""
+    """1 / scale as float32, in every lane; NaN if the scale is not safe (`_SAFE`). bits: of the scale, as float64."""
     scale = build.fptrunc(build.bitcast(bits, ir.DoubleType()), v.element)
     bounds = scale > v.element(1 / _SAFE), scale < v.element(_SAFE)
     inverse = v.element(1.0) / scale
@@ -245,10 +245,10 @@ def _inverse(v: Vectors, bits):
 
 
 class Elements:
-    """Code over an array's elements that computes in float32: floats are themselves, integers are dequantized.
+    """Code that computes with an array's elements in float32. It dequantizes integers.
 
-    type: float32, 16-bit floats, or integers of 8 or 32 bits; those of 32 bits are only read. address: of an array's
-        `QuantizationArguments`, for integers. `real` computes.
+    type: float32, 16-bit floats, 8-bit integers, or int32, which is only read. address: of an array's
+        `QuantizationArguments`, for integers. real: the vectors that compute.
     """
 
     def __init__(self, type: ElementType, lanes: int, address=None) -> None:
@@ -278,7 +278,7 @@ class Elements:
         return build.sitofp(difference, self.real.kind) * self.scale
 
     def quantized(self, x):
-        """float32 as a vector of elements: divided by the scale, and half rounded to even; see `quantized`."""
+        """float32 as a vector of elements: divide by the scale, and round half to even; see `quantized`."""
         if self.type.is_half:
             return rounded(self.real, self.type, x)
         return x if self.type.is_float else self.rounded(self.divided(x))
@@ -286,9 +286,9 @@ class Elements:
     def divided(self, x):
         """float32 divided by the scale, rounded once.
 
-        A division takes as long as ten multiplications. The difference between the quotient and the product with the
-        inverse is found exactly, and added: Markstein, "Computation of elementary functions on the IBM RISC
-        System/6000" (1990), theorem 8. If the result is NaN (infinities, scales without such an inverse), the code
+        A division takes as long as ten multiplications. So the code multiplies by the inverse, and corrects the
+        product by its exact remainder: Markstein, "Computation of elementary functions on the IBM RISC System/6000"
+        (1990), theorem 8. If the result is NaN (infinities, scales without such an inverse), the code
         divides.
         """
         if not target.isa().fma:
@@ -304,5 +304,5 @@ class Elements:
         return found.held
 
     def rounded(self, x):
-        """Multiples of the scale, as float32, as a vector of elements: half rounded to even, plus the zero point."""
+        """Round float32 multiples of the scale to a vector of elements, half to even, plus the zero point."""
         return quantized(self.real, self.words, x, away=False)

@@ -1,8 +1,8 @@
-"""The tile of a depthwise convolution of bytes of whole rows, whose columns are all known.
+"""The tile of whole rows of a depthwise convolution of bytes, with all columns known at compile time.
 
-It is what `codegen_rows.py` is for floats. A tile's outputs are lanes one after another, row after row, so that narrow
+`codegen_rows.py` does the same for floats. A tile's outputs fill lanes one after another, row after row, so that narrow
 rows share a vector. A lane reduces neighbouring taps of a row at once, by a dot product. One shuffle of the source's
-bytes gives what all lanes read at these taps. Padding comes from zeros of the shuffle, or from lanes of the source's
+bytes gives all lanes their inputs at these taps. Padding comes from zeros of the shuffle, or from lanes of the source's
 vector that hold it. The elements read from a row serve every row of the window.
 """
 
@@ -23,8 +23,8 @@ from blockconv.kernels.depthwise.codegen_rows import RowsTile, mask
 from blockconv.kernels.depthwise.columns import Columns, Edge
 from blockconv.kernels.depthwise.finish_rows import finish_rows
 
-BORDER, ZERO, ANY = -1, -2, -3  # of a byte that is wanted, and not one of the source
-Wanted = tuple[int, ...]  # of each byte of a vector, its distance from the tile's first position; or one of these
+BORDER, ZERO, ANY = -1, -2, -3  # wanted bytes from outside the source: the padding, a zero, any value
+Wanted = tuple[int, ...]  # for each byte of a vector, its distance from the tile's first position; or one of these
 
 
 @emitted
@@ -36,7 +36,7 @@ def rows_tile(spec, run, columns):
 
 
 class IntegerRowsTile(IntegerTile):
-    """The code of one tile. Nothing is read at run time but addresses and the zero point."""
+    """The code of one tile. Only addresses and the zero point are run-time values."""
 
     def __init__(self, spec: DepthwiseTileSpec, run, columns: Columns) -> None:
         self.columns = columns
@@ -96,22 +96,22 @@ def first_of(wanted: Wanted) -> int:
 
 
 def reach(wanted: Iterable[int]) -> tuple[int, int]:
-    """From the first byte of the source among these to behind the last."""
+    """(the first byte of the source among these, the last one + 1); (0, 0) if there is none."""
     found = [at for at in wanted if at >= 0]
     return (min(found), max(found) + 1) if found else (0, 0)
 
 
 class SourceBytes:
-    """The code that picks bytes of the source, by a vector of indices if any byte may go to any lane.
+    """The code that picks bytes of the source, by one permutation if the processor moves any byte to any lane.
 
-    rows: the first byte that a tile may read and the one behind the last. all_wanted: what will be picked.
+    rows: the first byte that a tile may read, and the one after the last. all_wanted: the vectors to pick.
     """
 
     def __init__(self, tile: IntegerRowsTile, rows: tuple[int, int], all_wanted: list[Wanted]) -> None:
         self.address, self.rows = tile.run.src, rows
         self.bytes, self.flip, self.border, self.operand = tile.bytes, tile.flip, tile.border, tile.operand
         self.known: dict[Any, Any] = {}
-        # Vectors of the source: each byte may go to any lane, and one byte is the padding.
+        # Vectors to permute: any byte may go to any lane, and one lane holds the padding.
         self.spans: list[tuple[int, int]] = []
         for begin, end in sorted(map(reach, all_wanted)) if permutes_bytes(target.isa()) else ():
             if not 0 < end - begin < self.bytes.lanes:
@@ -137,7 +137,7 @@ class SourceBytes:
         return shuffle(self.picked(low), self.picked(high), taken)
 
     def of_span(self, wanted: Wanted, begin: int, end: int):
-        """From one vector."""
+        """Pick the bytes from one vector of the source."""
         v, past = self.bytes, end - begin
         if (begin, end) not in self.known:
             given = [
@@ -152,7 +152,7 @@ class SourceBytes:
         return shuffle(self.known[begin, end], v.zero, [where[at] if at < 0 else at - begin for at in wanted])
 
     def of_units(self, units: list[Wanted]):
-        """Each 16 bytes from 16 bytes of the source."""
+        """Pick each 16 bytes from 16 bytes of the source."""
         v, wanted = self.bytes, [at for unit in units for at in unit]
         starts = self.starts([reach(unit) for unit in units])
         value = build.bitcast(join([self.unit(start) for start in starts]), v.kind)
@@ -166,7 +166,7 @@ class SourceBytes:
         return value
 
     def starts(self, reaches: list[tuple[int, int]]) -> list[int]:
-        """Where the 16 bytes begin that each unit is picked from: few places, all inside the tile's rows."""
+        """The offset of each unit's 16 bytes of the source: few different offsets, all inside the tile's rows."""
         least, most = self.rows[0], self.rows[1] - UNIT
         taken: dict[int, int] = {}
         begun: int | None = None
@@ -178,7 +178,7 @@ class SourceBytes:
         return [taken[k] if taken[k] >= 0 else some if some >= 0 else least for k in range(len(reaches))]
 
     def unit(self, start: int):
-        """16 bytes, as two integers: shuffles of these and of bytes LLVM keeps apart, each an instruction."""
+        """Load 16 bytes as two int64. LLVM then keeps shuffles of these and of bytes apart, one instruction each."""
         if start not in self.known:
             kind = ir.VectorType(I64, 2)
             at = pointer(self.address + start, kind)

@@ -1,16 +1,16 @@
 """Depthwise convolution, where each output channel reads one channel of the source, native in every layout.
 
-Which memory is contiguous decides what vectors run over:
+Vectors run over contiguous elements of the source:
 
-- The channels of a pixel, where a source's block holds a vector of them, or no whole number of blocks makes one (NHWC,
-  NCHW16, NCHW24). The destination is any: as in the direct kernel, a layout is only addressing.
+- The channels of a pixel, if a block holds a vector of them, or no whole number of blocks makes one (NHWC, NCHW16,
+  NCHW24). The destination has any layout: as in the direct kernel, a layout is only addressing.
 - Otherwise the pixels of a row, each with the block's few channels (NCHW, NCHW4, and CHWN4 with its images between
   pixels), or a pixel's images (HWCN). In the destination the same elements are contiguous.
 
-Every source is read in place, borders too.
+Kernels read the source in place, borders too, unless a task first gathers or packs its rows.
 
-A table, made when the problem is bound, has an `Entry` for each vector of destination channels: where it reads and
-writes. So no kernel knows of blocks or of the channel multiplier: output channels g*m .. g*m+m-1 read channel g.
+A table, made when the problem is bound, has an `Entry` for each vector of destination channels: its offsets in source
+and destination. So kernels ignore blocks and the channel multiplier m: output channels g*m .. g*m+m-1 read channel g.
 
 Buffers: source, packed weights, bias, destination, residual (or the destination), activation parameters.
 """
@@ -67,9 +67,9 @@ from blockconv.machine.machine import Machine
 from blockconv.machine.profile import SCATTERED
 from blockconv.runtime import OWN_TABLE, Block, Buffer, Launch
 
-# ---------------------------------------------------------------- what is packed, and the table
+# ---------------------------------------------------------------- packed weights, and the table
 
-TASK = 4096  # elements that are packed at a time
+TASK = 4096  # elements to pack at a time
 
 
 def _weights(machine: Machine, problem: Conv2dProblem, at: DepthwiseBlocking) -> WeightForm:
@@ -128,7 +128,7 @@ def _elements(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBl
 
 
 def _indices(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlocking) -> npt.NDArray[np.int64]:
-    """The number of each packed weight among all, from 1 on; 0 for zero."""
+    """The number, from 1 on, of the weight that each packed element holds; 0: a zero."""
     taps = np.arange(at.groups * at.dot.channels).reshape(-1, at.dot.channels)
     if at.columns:  # [row][group of columns]
         row, col = np.arange(kh)[:, None, None], taps[None]
@@ -153,10 +153,10 @@ def _table(request: Request, at: DepthwiseBlocking) -> Block:
     m, width, itemsize = p.oc // p.ic, at.period, types.src.itemsize
     padded = request.padded_oc
     oc, count, ic = np.array(at.runs, np.int64).T
-    # A vector past the last channel is written as zero: it reads the same as the last one.
+    # A vector past the last channel writes zeros. It reads what the last one reads.
     existing = np.minimum(np.arange(len(oc)), np.searchsorted(oc, p.oc) - 1)
     wei, ic = oc[existing], ic[existing]
-    lane = wei - ic * m  # of all that the source's vector gives, the first that is computed
+    lane = wei - ic * m  # the first computed one of the outputs of the source's vector
     offsets = np.unique(lane)
     wei_block = at.wei_block * m or p.oc
     table = np.zeros(len(oc), [(name, np.int64) for name in Entry.fields])
@@ -172,7 +172,7 @@ def _table(request: Request, at: DepthwiseBlocking) -> Block:
     table["written"] = np.minimum(padded - oc, count)
     table["permutation"] = table.nbytes + np.searchsorted(offsets, lane) * at.lanes * itemsize
     table["src_valid"] = np.minimum(np.minimum(p.ic - ic, s.length - ic % s.length), at.lanes)
-    if width < at.lanes:  # of pixels or images, which repeat a block's channels
+    if width < at.lanes:  # vectors of pixels or images repeat a block's channels
         table["written"] = table["src_valid"] = at.pixel if at.masked else NO_BLOCK
     lanes = np.arange(at.lanes)
     indices = lanes // width * width + (offsets[:, None] + lanes % width) // m % width
@@ -180,7 +180,7 @@ def _table(request: Request, at: DepthwiseBlocking) -> Block:
 
 
 def _tap(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types) -> int:
-    """Bytes from the weights of a tap to those of the next, or of a group of taps."""
+    """Bytes from the weights of a tap, or of a group of taps, to the next ones."""
     if at.joined:
         return _entry_lanes(at) * types.acc.itemsize
     return (at.wei_block * (problem.oc // problem.ic) or problem.oc) * types.acc.itemsize
@@ -238,7 +238,7 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
 
 
 def _tile_entries(s: Geometry, types: Types, at: DepthwiseBlocking) -> int:
-    """The word `tile_entries`: 1 where pixels are small; else all, as their lines come in order."""
+    """The word `tile_entries`: 1 where pixels are small; else all, so that a tile reads a pixel's lines in order."""
     small = s.col <= min(LINE, 2 * at.lanes * types.src.itemsize)
     return 1 if small and not at.batched and not at.gathered else len(at.runs)
 
@@ -248,13 +248,12 @@ def _prefetched(request: Request, at: DepthwiseBlocking) -> tuple[int, int]:
     p, types, m, s = request.problem, request.types, request.machine, request.source
     span = window_rows(p, at.unrolled if at.columns else at.loops)
     if at.columns:
-        # A tile reads a few lines of each of many rows, in which the next tile reads the next ones (1.1 times as fast).
+        # A tile reads a few lines of many rows; the next tile reads the lines after these (1.1 times as fast).
         vector = at.lanes * types.src.itemsize
         in_lines = lines_bind(m.isa) and vector == LINE and p.sw == 1 and not (at.whole or at.is_packed)
         return at.loops * vector + 2 * LINE, span if in_lines else 0
-    # The processor expects a pixel's lines to be read one after the other, and fetches these. Where pixels are many
-    # lines, as in NHWC, a tile reads one line of each. So it prefetches the next line of each, where these are far
-    # away.
+    # The processor fetches a pixel's lines ahead, one after the other. Where pixels are many lines, as in NHWC, a tile
+    # reads one line of each. So it prefetches the next line of each, if the source is beyond the second-level cache.
     if at.gathered or not (is_wide(m, s, types.src.itemsize, lines=2) and is_beyond(m, request.src_bytes)):
         return 0, 0
     rows = at.loops * p.sh
@@ -276,7 +275,7 @@ def _scratch(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, rows: 
 
 
 def _spec(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> DepthwiseTileSpec:
-    """The spec of a blocking's tile. One type for all has no words for others: it is the same tile."""
+    """The spec of a blocking's tile. src, dst: 0 for the accumulators' type."""
     problem, types = request.problem, request.types
     return fill(
         DepthwiseTileSpec,
@@ -298,13 +297,13 @@ def _spec(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Depthw
 
 
 _WIDENED = 1.15  # times as long for floats of 16 bits, which are widened and rounded
-UNSHARED = 1.7  # products that a load takes as long as which no other output shares
+UNSHARED = 1.7  # products: the time of a load that no other output shares
 
 
 def _cost(request: Request, at: DepthwiseBlocking) -> float:
-    """Seconds of multiply-adds in whole tiles and of outputs, or of moving bytes if more; of stores; and of waiting.
+    """Seconds to compute whole tiles, or to move bytes if that takes longer, and to store and to wait.
 
-    Stores across layouts show here as they do not in a dense convolution: there is little else to do.
+    Stores across layouts matter more than in a dense convolution, because a depthwise one computes little.
     """
     p, dst, types, m = request.problem, request.dst, request.types, request.machine
     moved = m.move_seconds(request.src_bytes, request.dst_bytes)
@@ -323,11 +322,11 @@ def _cost(request: Request, at: DepthwiseBlocking) -> float:
         products = at.flops(p) / (2 * at.lanes)
         kind = "channels" if at.columns == 0 else "pixels" if at.columns == 1 else "pixels apart"
         product, output = m.depthwise_seconds(kind, at.lanes, types.acc.itemsize)
-        # A loop over taps that is not unrolled waits for each product.
-        # Neighbours share fewer loads with a stride, while vectors are channels.
+        # A loop over taps waits for each product, unless it is unrolled.
+        # With a stride, neighbours share fewer loads where vectors are channels.
         alone = (min(p.sw, p.kw) - 1) * (1 - 1 / at.unrolled) / p.kw * (at.columns == 0)
         product *= (1 + UNSHARED * alone) * (1 if at.taps else 3)
-        # A tile of a block begins anew for each; where pixels hold all channels, it goes on with the next of them.
+        # Each channel block begins a new tile. Where pixels hold all channels, a tile goes on with the next ones.
         output *= 1 + (at.columns == 0 and request.source.length < NO_BLOCK)
         computed = products * product + products / (p.kh * p.kw) * output
         computed *= _WIDENED if types.src.is_half else 1
@@ -335,7 +334,7 @@ def _cost(request: Request, at: DepthwiseBlocking) -> float:
 
 
 def _refetched_seconds(request: Request) -> float:
-    """Seconds to fetch the destination's lines again: each block of the source writes parts of them, in its own pass.
+    """Seconds to fetch the destination's lines again: each block of the source writes a part of them in its own pass.
 
     (32 channels of 112x112 from NCHW8 into NCHW16 took 206 µs, into NCHW8 147.)
     """

@@ -1,1 +1,1 @@
-"""Means over axes."""
+"""Means, sums, products, maxima and minima over axes."""

@@ -1,4 +1,4 @@
-"""Winograd convolution, F(2x2), F(4x4) and F(6x6) of 3x3: fewer multiplications than the definition has.
+"""Winograd convolution of 3x3 windows, F(2x2), F(4x4) and F(6x6): fewer multiplications than in the definition.
 
 A task is a block of tiles (of m x m output pixels) of a set of groups, and a range of output channels. It has three
 steps:
@@ -9,27 +9,27 @@ steps:
 - It transforms the products into pixels, and adds bias, residual and activation on the way to the destination.
 
 All this stays in the second-level cache (see `blockconv.kernels.winograd.blocking`). Groups that end within a vector
-are transformed together: sets of two with 24 or 40 channels. The next group's products overwrite the excess lanes of a
-group's last vector. Weights of groups of 4, 8 and 16 channels stay in registers for all tiles of a block.
+form sets, transformed at once: two groups of 24 or 40 channels. The next group's products overwrite the excess lanes of
+a group's last vector. Weights of groups of 4, 8 and 16 channels stay in registers for all tiles of a block.
 
-Where a channel's images are contiguous (CHWN), vectors are of images and not of channels. A tile is of a vector of
-images. The microkernel that broadcasts weights computes the products; weights are packed as always. The last vector of
-images is moved back to be whole.
+If a channel's images are contiguous (CHWN), vectors hold images, not channels, and a tile is of a vector of images. The
+microkernel that broadcasts weights computes the products; weights are packed as always. The last vector of images
+begins earlier, to be whole.
 
-The source of tiles is gathered in scratch first, with zeros around it: windows of neighbouring tiles. In large images
-whose pixels are vectors, only the tiles at the edge are gathered. Tiles over the destination's edge are written pixel
-by pixel, planes in rows. The last block is moved back to be whole and recomputes some tiles, to the same bits.
+A task first gathers windows of neighbouring tiles of the source in scratch, with zeros around them. In large images
+whose pixels are vectors, it gathers only the tiles at the edge. It writes tiles over the destination's edge pixel by
+pixel, planes in rows. The last block begins earlier, to be whole, and recomputes some tiles, to the same bits.
 
-Floats of 16 bits become float32 as they are loaded, and are rounded once, as pixels are stored. Where a processor
-multiplies them twice as fast, F(4x4) still has half as much to do.
+Loads widen 16-bit floats to float32; the code rounds once, when it stores pixels. Even if a processor multiplies 16-bit
+floats twice as fast, F(4x4) has half as much to do.
 
-Integers of 8 bits take the same way, F(4x4) of stride 1, exactly. Sources become 16 bits wide, dot products multiply
-pairs of channels as one channel, and sums wrap (see `codegen_finish`). Zero points are in the bias, as in direct
-convolution, and around the image.
+8-bit integers use F(4x4) of stride 1, with exact results. Sources become 16 bits wide, dot products multiply pairs of
+channels as one channel, and sums wrap (see `codegen_finish`). The bias includes the zero point, as in direct
+convolution; the padding around the image has its value.
 
 NaN and infinity spread. One in the source reaches every pixel of the tiles that read it; one in the weights reaches
-every pixel of its output channel. Values near the largest of float32 overflow earlier than direct convolution's:
-`FINITE_BELOW` says where.
+every pixel of its output channel. Values near the largest float32 overflow earlier than in direct convolution:
+`FINITE_BELOW` has the bounds.
 
 Buffers: as direct convolution's. Source, weights, bias (zero-padded), destination, residual, activation parameters.
 """
@@ -49,7 +49,7 @@ from blockconv.kernels.winograd.costs import cost
 from blockconv.kernels.winograd.transforms import EXACT_FORMS, FORMS, TAPS, Form
 from blockconv.kernels.winograd.weights import weight_form
 
-UNIT = 4  # channels of a group, one of several, are a multiple of so many, else vectors would be cut too often
+UNIT = 4  # if groups are several, their channels are a multiple of this: else vectors would be cut too often
 
 
 def _why_not(m: int, request: Request) -> Reason | None:
@@ -96,8 +96,8 @@ def _make(m: int, request: Request) -> Primitive | Reason:
     )
 
 
-# Largest errors against float64, relative to the largest output, times the square root of the input channels. Measured
-# on 26x26 pixels, 64 output channels, four seeds; normal sources and weights, beside direct convolution and ncnn:
+# Largest errors against float64, relative to the largest output: _ERROR times the square root of the input channels.
+# Measured on 26x26 pixels, 64 output channels, four seeds, normal sources and weights; direct convolution and ncnn too:
 #
 #   channels   16      32      64      128     256     512     1024
 #   direct     5.0e-7  7.4e-7  1.2e-6  1.5e-6  2.3e-6  2.6e-6  6.3e-6
@@ -118,21 +118,21 @@ def _errors(m: int, problem) -> tuple[float, float]:
     return _ERROR[m, problem.sh] * channels, _DIRECT_ERROR * channels
 
 
-# Intermediate values are larger than inputs and outputs. At most, with every source's sign at its worst:
+# Intermediate values are larger than inputs and outputs. Their bounds, with every source's sign at its worst:
 #
 #                         F(2x2)  F(4x4)  F(6x6)  stride 2: F(2x2)  F(4x4)
 #   transformed source    4       26.2    161.2             4       76.6    times max|src|
 #   products and sums     4       20.3    151.0             4       12.1    times max|src| * sum|wei|
 #   transformed weights   2.3     2.2     2.5               1       1       times max|wei|
 #
-# where the sum of an output channel's weights is over input channels and taps. So all values are finite while max|src|,
-# max|wei| and max|src| * sum|wei| are below these; direct convolution's are while the last is below 2^128. To scale
-# the source down, which would close the gap, takes one more instruction for each transformed value.
+# sum|wei| is over the input channels and taps of an output channel. So all values are finite while max|src|, max|wei|
+# and max|src| * sum|wei| are below FINITE_BELOW. In direct convolution, only the last has to be below 2^128. Scaling
+# the source down would close the gap, with one more instruction for each transformed value.
 FINITE_BELOW = {(2, 1): 2.0**125, (4, 1): 2.0**123, (6, 1): 2.0**120, (2, 2): 2.0**125, (4, 2): 2.0**121}  # as _ERROR
 
 
 # A form of integers is exact while 64 times a pixel is an int32 (see `codegen_finish`), and so up to 256 times `LIGHT`.
-# Only F(4x4) is: F(2x2) would save a ninth of what VNNI multiplies, F(3x3) less than F(4x4) of everything.
+# Only F(4x4) has one: F(2x2) would save a ninth of VNNI's multiplications, F(3x3) less than F(4x4) in all steps.
 def _why_not_exact(m: int, request: Request) -> Reason | None:
     p, lanes = request.problem, request.machine.lanes(ITEMSIZE)
     if p.sh != 1 or p.sw != 1:
