@@ -13,7 +13,7 @@ from blockconv.runtime.memory import ALIGNMENT
 
 @bounded_cache
 def same_bytes(shape: Shape, a: Layout, b: Layout) -> bool:
-    """Whether an array's storage is the same in two layouts: NCHW and NHWC of 1x1 images, NCHW4 and CHWN4 of one."""
+    """Whether an array's storage is the same in two layouts: NCHW and NHWC of 1x1 images, or NCHW4 and CHWN4 of one."""
     if a == b:
         return True
     if a.padded_shape(shape) != b.padded_shape(shape):
@@ -33,7 +33,7 @@ class Interval(NamedTuple):
 def packed(intervals: Sequence[Interval]) -> tuple[list[int], int]:
     """(an offset for each, the total bytes), so that intervals that live at once do not overlap.
 
-    The largest is placed first, each in the smallest gap that holds it (Pisarchyk and Lee, MLSys 2020: "greedy by
+    It places the largest first, each in the smallest gap that holds it (Pisarchyk and Lee, MLSys 2020: "greedy by
     size"). On their networks and ours, the arena is within a few percent of the largest live set.
     """
     offsets = [0] * len(intervals)

@@ -19,7 +19,7 @@ from blockconv.network.ops.rule import PIXELS, Reach, Windows
 class ReceptiveField(NamedTuple):
     """The pixels of an input that one pixel of an output reads, as (height, width).
 
-    size: how many.
+    size: the number of pixels.
     stride: how many pixels the window moves from one output pixel to the next; less than 1 where the network enlarges
         images.
     first: the first pixel that output pixel 0 reads; negative ones are padding.
@@ -64,9 +64,9 @@ def receptive_fields(network: Any) -> dict[str, ReceptiveField]:
 
 
 def windows(network: Any, node: Any, known: Mapping[str, Any]) -> list[tuple[str, Windows]]:
-    """Its inputs in `known`, a mapping of values to their pixels' axes, and the windows by which a node reads them.
+    """Pair each of a node's inputs in `known` with the windows by which the node reads it.
 
-    A value that is two of a node's inputs, like a convolution's source and residual, is there twice.
+    known: the pixels' axes of values. A value that is two inputs (a convolution's source and residual) appears twice.
 
     Raises UnsupportedError, which names the node, if it reads pixels without bounds.
     """

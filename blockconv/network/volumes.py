@@ -1,8 +1,8 @@
-"""Convolutions and pools of sequences, (N, C, L), images and volumes, (N, C, D, H, W), made of ops of images.
+"""Convolutions and pools of sequences, (N, C, L), images, and volumes, (N, C, D, H, W), by ops of images.
 
 A sequence is an image of one row. A volume becomes the images of its slices, (D * N, C, H, W), with slices outermost.
-The taps of a convolution along D are more input channels: each slice of the result reads its slices one behind the
-other. A pool goes over each slice, and then over columns: the slices of a volume are D rows of N * C * H * W columns.
+The taps of a convolution along D become more input channels: each slice of the result reads its slices concatenated.
+A pool pools each slice, and then along D: it takes a volume's slices as an image of D rows and N * C * H * W columns.
 `passes.volumes` lets the ops between them run on images too.
 """
 
@@ -45,9 +45,9 @@ class Depth(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The windows of a convolution or a pool, along H and W, and before these along D of volumes.
+    """The windows of a convolution or a pool, along (D,) H and W; D is for volumes.
 
-    rank: dimensions of the images. With one, there is one row, and the windows have one.
+    rank: dimensions of the images. If it is 1, images and windows have one row.
     """
 
     rank: int
@@ -58,7 +58,7 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, kernel: Sequence[int], stride: Sequence[int], pads: Sequence[Any], dilation: Sequence[int]) -> Window:
-        """The windows with a number for each dimension; pads: (before, after)."""
+        """The windows, from a number for each dimension; pads: (before, after)."""
         axes = -max(2, len(kernel))
         sides = (1, *kernel)[axes:], (1, *stride)[axes:], ((0, 0), *pads)[axes:], (1, *dilation)[axes:]
         return cls(len(kernel), *sides)
@@ -75,7 +75,7 @@ class Window(NamedTuple):
 
 
 def as_images(call: Translation, x: Tensor, rank: int) -> Tensor:
-    """(N, C, H, W) of images of `rank` dimensions, with or without N; (N, C, D, H, W) of volumes."""
+    """x as (N, C, H, W), or as (N, C, D, H, W) for a volume. rank: dimensions of its images. x may lack N."""
     if x.rank == rank + 2 and rank > 1:
         return x
     shape = x.shape if x.rank == rank + 2 else (1, *x.shape)
@@ -83,14 +83,14 @@ def as_images(call: Translation, x: Tensor, rank: int) -> Tensor:
 
 
 def as_given(call: Translation, y: Tensor, x: Tensor, rank: int) -> Tensor:
-    """A result of `as_images` with the dimensions that `x` has."""
+    """Undo `as_images` for a result: give `y` the dimensions that `x` has."""
     if x.rank == rank + 2 and rank > 1:
         return y
     shape = y.shape if rank > 1 else (*y.shape[:2], y.shape[3])
     return call.reshape(y, shape if x.rank == rank + 2 else shape[1:])
 
 
-Weight = Callable[..., Tensor]  # of a function that changes an array, or of nothing
+Weight = Callable[..., Tensor]  # makes the weight; an argument changes the array first
 
 
 def convolution(
@@ -102,7 +102,7 @@ def convolution(
     bias: Tensors,
     others: Tensors = (),
 ) -> Tensor:
-    """A convolution, or a transposed one. made: it, without its windows. weight, others: see `convolved`."""
+    """A convolution, or a transposed one. made: the op without its windows. weight, others: see `convolved`."""
     made, image = window.within(made), as_images(call, x, window.rank)
     if window.rank == 3:
         make, more = (transposed, ()) if isinstance(made, ConvTranspose2d) else (convolved, (others,))
@@ -118,14 +118,14 @@ def convolution(
 
 
 def pool(call: Translation, made: Pool2d | AdaptivePool2d, x: Tensor, rank: int, along: Depth | int) -> Tensor:
-    """A pool of images of `rank` dimensions. made: it along H and W. along: see `pooled`."""
+    """A pool of images of `rank` dimensions. made: the op along H and W. along: see `pooled`."""
     image = as_images(call, x, rank)
     y = pooled(call, made, image, along) if rank == 3 else call.emit(made, image)
     return as_given(call, y, x, rank)
 
 
 def _also_of_none(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The op, which gives for no volumes an empty result, with the other sizes of one volume's."""
+    """Extend an op to 0 volumes: the result is empty, and has the other sizes of one volume's result."""
 
     @functools.wraps(make)
     def made(call: Translation, op: Any, x: Tensor, *more: Any) -> Tensor:
@@ -151,11 +151,11 @@ def convolved(
 ) -> Tensor:
     """The convolution of a volume.
 
-    made: it along H and W.
-    weight: makes a constant of the weight (O, I/groups, KD, KH, KW), which a function may change.
+    made: the op along H and W.
+    weight: makes a constant of the weight (O, I/groups, KD, KH, KW); a function may change it first.
     others: the inputs after the first.
 
-    Groups have their own channels, so there each tap is a convolution that adds to the one before it.
+    Groups have their own channels, so each tap is then a convolution that adds to the previous one.
     """
     n, zero = x.shape[0], made.src.zero_point if isinstance(made, QuantizedConv2d) else 0
     if not isinstance(made, (Conv2d, QuantizedConv2d)) and any(depth.pads):
@@ -175,7 +175,7 @@ def convolved(
 
 
 def _taps(call: Translation, y: Tensor, n: int, depth: Depth, zero: float) -> Iterator[Tensor]:
-    """For each tap along D, the slices that those of the result read; there are zeros outside."""
+    """For each tap along D, the slices that the result's slices read. Slices outside hold `zero`."""
     size, stride, dilation, (before, after) = depth
     reach, d = dilation * (size - 1) + 1, y.shape[0] // n
     count = (before + d + after - reach) // stride + 1
@@ -201,10 +201,10 @@ def transposed(
     """The transposed convolution of a volume: each tap's images are added to the images that they overlap.
 
     made, weight: see `convolved`; the weight is (I, O/groups, KD, KH, KW).
-    depth: its pads are slices that are cut, or added if they are negative.
+    depth: its pads cut slices, or add them if they are negative.
 
-    Slice i and tap k make slice i * stride + k * dilation. So the slices of each remainder by the stride are sums, and
-    the remainders alternate.
+    Slice i and tap k add to slice i * stride + k * dilation. So slices with one remainder by the stride are one sum,
+    and the slices of all remainders interleave.
     """
     n, d = x.shape[0], x.shape[2]
     size, stride, dilation, (begin, end) = depth
@@ -244,7 +244,7 @@ def _padded(call: Translation, y: Tensor, before: int, after: int, value: float 
 def pooled(call: Translation, made: Pool2d | AdaptivePool2d, x: Tensor, along: Depth | int) -> Tensor:
     """The pool of a volume: `made` along H and W, then the same along D.
 
-    along: its windows along D, or how many slices an adaptive pool gives.
+    along: its windows along D, or the number of slices that an adaptive pool gives.
     """
     n, c, d = x.shape[:3]
     y = call.emit(made, _images(call, x))

@@ -44,7 +44,7 @@ class Lrn(_OfFloats):
     bias: float = 1.0
 
     def compute(self, src: Array) -> Array:
-        # A window that reaches further than the channels do holds no more than all of them.
+        # A window wider than the channels holds no more than all of them.
         below, above = (min(side, src.shape[1]) for side in ((self.size - 1) // 2, self.size // 2))
         squares = framed(src * src, [(0, 0), (below, above), *[(0, 0)] * (src.ndim - 2)], 0)
         total = sum(squares[:, i : i + src.shape[1]] for i in range(below + above + 1))
@@ -52,7 +52,7 @@ class Lrn(_OfFloats):
 
 
 def softmax(x: Array, axis: int, zero_rows: bool) -> Array:
-    """By the definition. zero_rows: see `SoftmaxProblem`."""
+    """Softmax by its definition. zero_rows: see `SoftmaxProblem`."""
     most = x.max(axis=axis, keepdims=True, initial=-math.inf)
     powers = np.exp(x - np.where(zero_rows & (most == -math.inf), 0, most))
     total = powers.sum(axis=axis, keepdims=True)
@@ -145,7 +145,7 @@ class Resize(_OfFloats):
 
 
 class _OverAxes(Solved):
-    """One element of those along `axes` (0 or more), which stay as 1 if `keepdims`."""
+    """One element for all along `axes` (0 or more). With `keepdims` these axes stay, with size 1."""
 
     solves = ReduceMeanProblem
     keeps_pixels = True

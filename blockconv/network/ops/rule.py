@@ -49,7 +49,7 @@ Tensors = tuple[Tensor, ...]
 
 
 def names_of(tensors: Iterable[Tensor]) -> Names:
-    """Their names."""
+    """The names of tensors."""
     return tuple([tensor.name for tensor in tensors])
 
 
@@ -80,7 +80,7 @@ class Site(NamedTuple):
         return self.inputs[0]
 
 
-# To rows of the table: (their op, a problem, layouts of the source, of the destination), any of these to any of those.
+# Requests to `Row`s: (op, problem, layouts of the source, layouts of the destination), in any combination of layouts.
 Requests = Iterator[tuple[str, Any, Layouts, Layouts]]
 
 
@@ -118,19 +118,19 @@ class Reach:
         return Reach(self.step * window.step, self.step * window.low + self.low, self.step * window.high + self.high)
 
     def inverse(self) -> Reach:
-        """The pixels whose reach has a pixel `o`."""
+        """The output pixels whose reach includes a pixel `o`."""
         return Reach(1 / self.step, -self.high / self.step, -self.low / self.step)
 
     def shifted(self, by: int) -> Reach:
-        """The same, of pixels `by` further."""
+        """The same reach, `by` pixels further."""
         return Reach(self.step, self.low + by, self.high + by)
 
     def joined(self, other: Reach) -> Reach:
-        """The reach of two paths to one value together, if their steps agree."""
+        """The union of the reaches of two paths to one value, which have one step."""
         return Reach(self.step, min(self.low, other.low), max(self.high, other.high))
 
 
-Windows = dict[int, tuple[int, Reach]]  # axis of the output: the source's axis, and what is read along it
+Windows = dict[int, tuple[int, Reach]]  # axis of the output: the source's axis, and the reach along it
 
 
 Reads = list[Windows] | str  # of each input, or why it has no bounds

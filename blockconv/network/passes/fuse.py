@@ -1,8 +1,8 @@
 """Fusion: passes that rewrite a network to compute the same with less memory traffic.
 
-A pass is a function from a network to a network. `fuse` runs them all, in an order in which each one finds the forms
-that earlier ones leave. Their rules never merge a value that has other readers, or that is an output. Constants are
-folded in float64 and rounded once, unless their type cannot hold the result.
+A pass is a function from a network to a network. `fuse` runs all passes, in an order in which each finds the forms that
+earlier ones leave. A rule never merges a value that is an output or has other readers. It folds constants in float64
+and rounds once, unless their type cannot hold the result.
 """
 
 import functools
@@ -43,7 +43,7 @@ from blockconv.network.passes.volumes import VOLUMES
 
 @ieee
 def fuse(network: Network, dtype: FloatType = "float32") -> Network:
-    """The network after all passes. For other input shapes it is made anew from the one given.
+    """The network after all passes. For other input shapes, they run again on the given network.
 
     dtype: the type in which `precision.stored_as` will hold the weights of a network of float32.
     """
@@ -58,11 +58,11 @@ def fuse(network: Network, dtype: FloatType = "float32") -> Network:
     return refitted(network, fused, functools.partial(fuse, dtype=dtype))
 
 
-# ---------------------------------------------------------------- less of the same
+# ---------------------------------------------------------------- redundant nodes
 
 
 def fold_constants(network: Network) -> Network:
-    """Nodes whose inputs are all constants become constants."""
+    """Turn nodes whose inputs are all constants into constants."""
 
     def rule(edit: Edit, node: Node) -> bool:
         value = folded(node, edit.constants, edit.type(node.output))
@@ -72,9 +72,9 @@ def fold_constants(network: Network) -> Network:
 
 
 def merge_equal(network: Network) -> Network:
-    """Nodes that do the same to the same values become one. Outputs of the network keep theirs."""
+    """Merge nodes that apply the same op to the same values. Nodes that make outputs of the network stay."""
     kept: dict[object, Node] = {}
-    values: dict[str, str] = {}  # that go, and what is read in their place
+    values: dict[str, str] = {}  # removed values, and those that replace them
     nodes, merged = [], dict(network.merged)
     for node in network.nodes:
         node = node.reading(values)
@@ -88,12 +88,12 @@ def merge_equal(network: Network) -> Network:
 
 
 def unify(network: Network) -> Network:
-    """One spelling for each op: see `simplify`. Ops of volumes run on images: see `volumes`."""
+    """Give each op one form (see `simplify`), and run ops of volumes on images (see `volumes`)."""
     return rewritten(network, norm_of_pixels, *simplify.SHAPES, *simplify.CHANNELS, *SPELLED, *VOLUMES)
 
 
 def fuse_products(network: Network) -> Network:
-    """Attention is one op, and products read and write in any order of axes: see `products`."""
+    """Make attention one op, and let products read and write any order of axes: see `products`."""
     return rewritten(rewritten(network, *products.ATTENTION), *products.PRODUCTS)
 
 
@@ -101,7 +101,7 @@ def fuse_products(network: Network) -> Network:
 
 
 def fold_padding(network: Network) -> Network:
-    """Zeros written around the image are the convolution's padding, or are counted as an average's."""
+    """Turn a `Pad` of an image into padding of the convolution or the pool that reads it."""
     return rewritten(network, _pad_into_conv, _pad_into_pool)
 
 
@@ -125,14 +125,14 @@ def _pad_into_pool(edit: Edit, node: Node, a: Pool2d, before: Node, pad: Pad) ->
 
 
 def _joined(pad: Pad, pads: Any) -> Any:
-    """The pads of an image and of what follows; None if the first pads more than H and W, or crops."""
+    """The pads of `pad` and of the op that follows, added; None if `pad` pads more than H and W, or crops."""
     if len(pad.pads) != 4 or any(map(any, pad.pads[:2])) or any(min(ends) < 0 for ends in pad.pads):
         return None
     return tuple((b + before, e + after) for (b, e), (before, after) in zipped(pad.pads[2:], pads))
 
 
 def flatten_into_conv(network: Network) -> Network:
-    """A fully connected layer over a flattened image is a convolution by a kernel as large as the image."""
+    """Turn a fully connected layer over a flattened image into a convolution by a kernel as large as the image."""
     return rewritten(network, _flat_conv)
 
 
@@ -151,8 +151,8 @@ def _flat_conv(edit: Edit, node: Node, a: Convolution, flat: Node, b: Reshape) -
 
 
 def fuse_epilogues(network: Network, dtype: FloatType = "float32") -> Network:
-    """A convolution takes in scales and shifts of channels, parallel convolutions, a residual and an activation. An
-    affine or binary op takes in an activation. dtype: see `fuse`."""
+    """Fuse scales and shifts of channels, parallel convolutions, a residual and an activation into a convolution. Fuse
+    an activation into an affine or binary op. dtype: see `fuse`."""
     into_conv, together = (functools.partial(rule, dtype=dtype) for rule in (_affine_into_conv, _parallel_convs))
     affines = into_conv, dynamic.affine_into_dynamic, integers.affine_into_conv
     return rewritten(network, *affines, together, _residual_into_conv, _activation_into, _activation_before_concat)
@@ -197,9 +197,9 @@ class _Branch(NamedTuple):
 
 @rule
 def _parallel_convs(edit: Edit, node: Node, a: Binary, conv: Node, b: Conv2d, at: int, dtype: FloatType) -> bool:
-    """The sum of two convolutions of one value becomes one, if one's window contains the other's.
+    """Merge the sum of two convolutions of one value into one, if one's window contains the other's.
 
-    RepVGG and MobileOne have such sums. A scaled copy of the value, or the value itself, is a convolution by one pixel.
+    RepVGG and MobileOne have these sums. A scaled copy of the value, or the value itself, is a 1x1 convolution.
     """
     if a.kind != "add" or len({edit.shape(name) for name in (*node.inputs, node.output)}) > 1:
         return False
@@ -218,9 +218,9 @@ def _parallel_convs(edit: Edit, node: Node, a: Binary, conv: Node, b: Conv2d, at
 
 
 def _branch(edit: Edit, name: str, beside: Any, dtype: FloatType = "float32") -> _Branch | None:
-    """A value as a convolution of the input of `beside`, with the same strides and groups; None if it is none.
+    """A value as a convolution of the input of `beside`, with the same strides and groups; else None.
 
-    In 16-bit types a scaled copy is refused: small weights beside it would lose their last bits.
+    In 16-bit types, refuse a scaled copy: small weights that are added to it would lose their last bits.
     """
     source, own = beside.src, beside.attributes
     oc, per_group, *_ = edit.shape(beside.parameters[0])
@@ -265,7 +265,7 @@ def _taps(inner: _Branch, outer: _Branch) -> list[npt.NDArray[np.intp]] | None:
 
 @rule
 def _residual_into_conv(edit: Edit, node: Node, a: Binary) -> bool:
-    """A convolution adds the other operand of an addition in its store; of two convolutions, the later one does."""
+    """Let a convolution's store add the other operand of an addition. If both are convolutions, the later one adds."""
     found = adding_convolution(edit, node, _gives_floats) if a.kind == "add" else None
     if found is None:
         return False
@@ -275,7 +275,7 @@ def _residual_into_conv(edit: Edit, node: Node, a: Binary) -> bool:
 
 
 def _gives_floats(attributes: Op) -> bool:
-    """Whether later ops may be fused into the op: not into a convolution of integers that gives integers."""
+    """Whether passes may fuse later ops into the op: no, if it is a convolution of integers that gives integers."""
     kinds = (QuantizedConv2d, DynamicConv2d)
     return not isinstance(attributes, kinds) or attributes.dtype == "float32"
 
@@ -299,7 +299,7 @@ def _activation_into(edit: Edit, node: Node, a: Activate) -> bool:
 
 @rule
 def _activation_before_concat(edit: Edit, node: Node, a: Activate, concat: Node, b: Concat) -> bool:
-    """An activation of a concatenation moves to its parts, if each part can take it in, or does not need it."""
+    """Move an activation of a concatenation to its inputs, if each can be fused with it or does not need it."""
     act, parts = a.activation, list(concat.inputs)
     if act.kind == ActivationKind.FUNCTION:
         return False
@@ -315,7 +315,7 @@ def _activation_before_concat(edit: Edit, node: Node, a: Activate, concat: Node,
 
 
 def _is_nonnegative(edit: Edit, name: str) -> bool:
-    """Whether a value is known to hold no negative numbers: it comes from a ReLU by way of pools and the like."""
+    """Whether a value surely has no negative numbers: it comes from a ReLU or sigmoid through pools and moves."""
     if before := edit.producer(name, *_ACTIVATING):
         act = before.attributes.activation
         return act.name == "sigmoid" or (act.number == 0 and act.first >= 0)
@@ -327,7 +327,7 @@ def _is_nonnegative(edit: Edit, name: str) -> bool:
 
 
 def _after(first: Activation, second: Activation) -> Activation | None:
-    """One activation that does both; None if there is none."""
+    """One activation that equals both in turn; None if no activation does."""
     if first.is_identity:
         return second
     if first.number != 0 or second.number != 0:

@@ -1,4 +1,4 @@
-"""Ops that networks spell by smaller ones: activations by gates, layer and RMS norms by squares and roots."""
+"""Rules for ops that networks write as smaller ones: activations as gates, layer and RMS norms as squares and roots."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ Coefficients = npt.NDArray[np.float64]
 _ROOT = math.sqrt(2 / math.pi)
 _HALF, _ONE = np.array([0, 0.5]), (np.zeros(1), np.ones(1))
 _Unit = tuple[str, tuple[float, float], float]
-# By gate: polynomials of x, which are activated, which are added, and by which the gate is multiplied; and their sum.
+# By gate: three polynomials of x (the gate's input, the addend, the gate's factor), and the activation that they make.
 _SPELLED = {
     "erf": (np.array([0, math.sqrt(0.5)]), _HALF, _HALF, activation("gelu")),
     "tanh": (np.array([0, _ROOT, 0, _ROOT * 0.044715]), _HALF, _HALF, activation("gelu_tanh", alone=True)),
@@ -35,7 +35,7 @@ _MOST_NODES, _MOST_POWERS = 12, 4
 
 
 class _Expression(NamedTuple):
-    """A value as plain + gated * gate, of polynomials of x; and the nodes that compute it."""
+    """A value as plain + gated * gate, where both are polynomials of x, and the nodes that compute it."""
 
     plain: Coefficients
     gated: Coefficients
@@ -44,7 +44,7 @@ class _Expression(NamedTuple):
 
 @rule
 def _activation(edit: Edit, node: Node, a: Affine | Binary) -> bool:
-    """x * (1 + erf(x / sqrt(2))) / 2, x * clip(x + 3, 0, 6) / 6 and other sums of `_SPELLED`, however multiplied out.
+    """Fuse x * (1 + erf(x / sqrt(2))) / 2, x * clip(x + 3, 0, 6) / 6 and other sums of `_SPELLED`, in any expansion.
 
     clip(a x + b, 0, h) / h is hardsigmoid(a / h, b / h).
     """
@@ -74,7 +74,7 @@ def _activation(edit: Edit, node: Node, a: Affine | Binary) -> bool:
 
 
 def _unit(act: Activation) -> _Unit | None:
-    """A gate as the kind `clip`, between 0 and 1, of a line, and its height; other gates of `_SPELLED` as they are."""
+    """A gate as (kind, line, height): height * kind(line). A clip gets bounds 0 and 1. None: no gate of `_SPELLED`."""
     if act.number == 0:
         return ("clip", (0.0, 1 / act.second), act.second) if act.first == 0 < act.second < math.inf else None
     if act.name == "hardsigmoid":
@@ -83,8 +83,8 @@ def _unit(act: Activation) -> _Unit | None:
 
 
 def _gates_above(edit: Edit, node: Node) -> tuple[list[tuple[Node, _Unit]], list[str]]:
-    """(the gates above arithmetic, the nearest first; what may be x: values on the way that are read more than once,
-    and what the first gate's line reads)."""
+    """(the gates above arithmetic, the nearest first; candidates for x: values in between with several readers, and the
+    input of the first gate's line)."""
     waiting, gates, values, seen = [node], list[tuple[Node, _Unit]](), dict[str, None](), 0
     while waiting and seen < _MOST_NODES:
         one, seen = waiting.pop(0), seen + 1
@@ -107,7 +107,7 @@ def _gates_above(edit: Edit, node: Node) -> tuple[list[tuple[Node, _Unit]], list
 
 
 def _expression(edit: Edit, name: str, x: str, gate: Node | None, left: int = _MOST_NODES) -> _Expression | None:
-    """A value by x and the gate; None if it is no such expression."""
+    """A value as an expression of x and the gate; None if it has another form."""
     if name == x:
         return _Expression(np.array([0.0, 1.0]), np.zeros(1), {})
     if gate is not None and name == gate.output:
@@ -126,7 +126,7 @@ def _expression(edit: Edit, name: str, x: str, gate: Node | None, left: int = _M
 
 
 def _combined(a: _Expression, kind: str, b: _Expression) -> _Expression | None:
-    """a and b added, subtracted, multiplied, or divided by a number; None if that is no such expression."""
+    """a and b added, subtracted, multiplied, or divided by a number; None if the result has another form."""
     nodes = {**a.nodes, **b.nodes}
     if kind in ("add", "sub"):
         join: Any = polynomial.polyadd if kind == "add" else polynomial.polysub
@@ -157,7 +157,7 @@ def _alone(edit: Edit, nodes: dict[str, Node], last: Node) -> bool:
 
 @rule
 def _norm(edit: Edit, node: Node, a: Binary) -> bool:
-    """x / sqrt(mean of squares + epsilon) over the last axes, or over the channels of each pixel: an RMS norm.
+    """Fuse x / sqrt(mean of squares + epsilon) over the last axes, or over the channels of each pixel: an RMS norm.
 
     If x is another value less its mean, it is a layer norm.
     """
@@ -225,7 +225,7 @@ def _put_norm(edit: Edit, old: list[Node], x: str, axes: Axes, norm: GroupNorm) 
 
 @rule
 def _affine_into_norm(edit: Edit, node: Node, a: Affine, before: Node, norm: GroupNorm) -> bool:
-    """Scale and shift of channels after a normalisation are its own."""
+    """Fold the scale and shift of channels after a normalisation into its own."""
     if not a.activation.is_identity:
         return False
     scale, shift = (stored(each, edit.type(node.output).computed) for each in joined_factors(edit, before, node))

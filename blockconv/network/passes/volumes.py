@@ -13,9 +13,9 @@ _OF_IMAGES = {1: 1, 2: 0, 3: 2, 4: 3}  # an axis of a volume, and the axis of it
 
 
 def _on_images(edit: Edit, node: Node) -> bool:
-    """An op of each element or channel, or a concatenation, moves from volumes to the images that they were made of.
+    """Move an op of each element or channel, or a concatenation, from volumes to the images that they were made of.
 
-    So it follows the op that computes the images, which can take it in.
+    Then it follows the op that computes the images, and can be fused into that op.
     """
     a, inputs = node.attributes, list(node.inputs)
     before = {name: edit.producer(name, Transpose) for name in inputs if name not in edit.constants}
@@ -64,7 +64,7 @@ def _runs_on_images(a: Op, shapes: Sequence[Shape]) -> bool:
 
 @rule
 def _unread(edit: Edit, node: Node, a: Reshape | Transpose) -> bool:
-    """Delete an op whose output nothing reads: a single reader of the images can be fused with them."""
+    """Delete an op whose output nothing reads: then the images have one reader, which can be fused with them."""
     return not edit.reads(node.output) and edit.replace((node,))
 
 

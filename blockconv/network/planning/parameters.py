@@ -1,4 +1,4 @@
-"""A network's constants as kernels read them: weights packed, operands in their layouts, each once."""
+"""A network's constants as kernels read them, each made once: packed weights, and operands in their layouts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Beside = Callable[[Array, Array | None], Array]
 
 
 class Parameters:
-    """Weights packed once for each form that kernels ask for: bytes are shared by all nodes and sizes that agree.
+    """Weights, packed once for each form that kernels request. All nodes and sizes that agree share the bytes.
 
     Memory holds them in the order of the nodes, each bias before its weights. So a convolution's prefetches beyond its
     weights load the next one's data.
@@ -43,7 +43,7 @@ class Parameters:
             self._shared, self._keys = like._shared, like.of(network)._keys
 
     def of(self, network: Network) -> Parameters:
-        """The parameters of the network for other sizes, where constants may differ: what is equal is packed once."""
+        """The parameters of the network for other sizes, where constants may differ. Equal ones are packed once."""
         made = copy.copy(self)
         made._constants = network.constants
         known = ((name, self._constants.get(name)) for name in network.constants)
@@ -56,7 +56,7 @@ class Parameters:
     ) -> tuple[Array, Array]:
         """Packed weights of a convolution, and the other constants of its kernel.
 
-        beside(weights, bias): makes the latter, from the node's parameters from the `first` on, and what `how` says.
+        beside(weights, bias): makes the other constants; the node's parameters from `first` on, and `how`, decide them.
         """
         weight, *bias = [self._constants[name] for name in node.parameters[:2]]
         made = self._copied(node.parameters[first:], how, lambda: beside(weight, bias[0] if bias else None))
@@ -64,14 +64,14 @@ class Parameters:
         return self._kept(node.parameters[:1], key, lambda empty: pack_weights(problem, weight, form, empty)), made
 
     def constant(self, name: str, layout: Layout, type: ElementType | None = None) -> Array:
-        """A constant operand in a layout, of another type if one is given; of fewer dimensions, with ones in front."""
+        """A constant operand in a layout, in `type` if given. If it has fewer axes, axes of size 1 precede them."""
         value = np.ascontiguousarray(self._constants[name], None if type is None else type.dtype)
         value = value.reshape(of_rank(value.shape, layout.ndim))
         given = BlockedArray(value, row_major(layout.ndim), value.shape)
         return self._copied((name,), (layout, value.dtype), lambda: to_layout(given, layout).storage)
 
     def release(self) -> None:
-        """Forget the constants; what is packed remains."""
+        """Forget the constants; packed arrays remain."""
         self._constants = {}
 
     def _copied(self, names: Names, how: tuple[Any, ...], make: Callable[[], Array]) -> Array:
@@ -85,7 +85,7 @@ class Parameters:
             found = self._shared.get(key)
             is_of_all = self._keys.keys().isdisjoint(names)
             if found is None:
-                with jit.collecting(compiles=True):  # what packs runs now
+                with jit.collecting(compiles=True):  # packing runs now
                     found = self._shared[key] = make(self._region.empty if is_of_all else aligned_empty)
             if is_of_all:
                 self._packed[key] = found
@@ -93,7 +93,7 @@ class Parameters:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is packed."""
+        """Bytes of all packed arrays."""
         return sum(array.nbytes for array in self._packed.values())
 
 

@@ -1,7 +1,7 @@
-"""The times of a plan, measured and predicted: of each call, and of the whole plan.
+"""The measured and predicted times of a plan, for each call and for the whole plan.
 
-Plans are chosen by what they cost on one thread, so that neither the choice nor a single bit of a result depends on
-the threads. People want to know about the threads that ran: predictions here are theirs, and choose nothing.
+The planner chooses by the cost on one thread, so that neither the choice nor any bit of a result depends on threads.
+Predictions here are for the threads that ran: users want to know them, and they choose nothing.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def call_cells(action: Action) -> tuple[str, str, str]:
 
 
 def median_seconds(nanoseconds: Sequence[int]) -> float:
-    """The middle one of some times."""
+    """The median of some times, in seconds."""
     return sorted(nanoseconds)[len(nanoseconds) // 2] / 1e9
 
 
@@ -72,7 +72,7 @@ def seconds_of_plan(planned: Planned, solution: Solution, threads: int) -> float
 
 
 def seconds_of_actions(planned: Planned, actions: tuple[Action, ...], threads: int) -> tuple[float, ...]:
-    """Seconds of each action. A reorder's are those of memory, whatever the threads."""
+    """Predicted seconds of each action. A reorder takes the time of its memory, on any number of threads."""
     taken = {node.name: candidate for node, candidate in zipped(planned.network.nodes, planned.chosen)}
 
     def cost(a: Action) -> float:
