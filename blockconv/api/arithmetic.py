@@ -33,14 +33,14 @@ from blockconv.kernels import WeightForm
 from blockconv.kernels.common.unpacked import why_not_packed
 from blockconv.kernels.table import Epilogue
 
-Weight: TypeAlias = Array | BlockedArray  # the latter of packed integers of 4 bits
+Weight: TypeAlias = Array | BlockedArray  # the latter for packed 4-bit integers
 
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 _ROUNDING = {"half_even": False, "half_away": True}
 
 
 class QuantizedOptions(NamedTuple):
-    """The arguments of `conv2d` that are for integers, as they are given."""
+    """The arguments of `conv2d` for integers, as the caller gave them."""
 
     input_quantization: Quantization | None = None
     weight_quantization: Quantization | None = None
@@ -54,7 +54,7 @@ class QuantizedOptions(NamedTuple):
         return Quantizations(*(PLAIN if given is None else given for given in self[:4]))
 
     def kind(self, blocked: bool) -> tuple[Any, ...]:
-        """All that types and kernel depend on: the quantizations given, whether they are small, dtype and rounding.
+        """The key of types and kernel: which quantizations are given, whether they are small, dtype and rounding.
 
         blocked: whether zero points count, because BlockedArrays have them.
         """
@@ -68,7 +68,7 @@ NOTHING_QUANTIZED = QuantizedOptions()
 
 
 def as_weight(weight: Any, op: str) -> Weight:
-    """Weights as they are given: an array, or packed ones of 4 bits, which stay as they are."""
+    """Weights as a NumPy array. Packed 4-bit weights stay a BlockedArray."""
     if not isinstance(weight, BlockedArray) or weight.dtype not in NIBBLES:
         return as_numpy(weight, op, "weight", kept=True)
     if weight.dtype != "int4":
@@ -79,7 +79,7 @@ def as_weight(weight: Any, op: str) -> Weight:
 class Arithmetic:
     """The arithmetic of convolutions with a weight and a bias, checked. away: round halves away from zero.
 
-    given: the name of the argument that is convolved.
+    given: the name of the convolved argument.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Arithmetic:
             self._check_quantizations(weight)
             check_sums(op, weight, bias)
 
-    # -- what is given
+    # -- checks of arguments
 
     def _check_bias(self, bias: Array | None) -> None:
         taken = {self.wei if self.is_float else _INT32}
@@ -126,7 +126,7 @@ class Arithmetic:
         return _ROUNDING[checked_word(self.op, "rounding", self.options.rounding, _ROUNDING)]
 
     def _out_dtype(self) -> ArrayDtype | None:
-        """The requested one, checked."""
+        """The requested output dtype, checked."""
         if self.options.out_dtype is None:
             return None
         try:
@@ -221,7 +221,7 @@ class Arithmetic:
                 raise LayoutError(self.op, name, str(layout), reason, "give it in NCHW64")
 
     def check_residual(self, dtype: Any, dst: ArrayDtype) -> None:
-        """Raise unless a residual of this dtype can be added to an output of that one."""
+        """Raise unless an output of dtype `dst` can add a residual of dtype `dtype`."""
         given = self.options.residual_quantization
         if not is_quantized(dst):
             if dst == _INT32:
@@ -246,7 +246,7 @@ class Arithmetic:
             raise ArgumentError(self.op, "residual_quantization", None, rule)
         given.check(self.op, "residual_quantization", dtype)
 
-    # -- what kernels read
+    # -- operands of kernels
 
     def epilogue(self, types: Types, residual: bool) -> Epilogue:
         if self.is_float:
@@ -264,7 +264,7 @@ class Arithmetic:
     ) -> tuple[Array, Array]:
         """The kernel's operands besides weights: biases, with any scales after them, and the epilogue's parameters.
 
-        weight: of integers its sums will do, (O,). residual: its dtype; None: there is none.
+        weight: for integers, sums by output channel, (O,), suffice. residual: its dtype; None: no residual.
         """
         if self.is_float:
             return pack_bias(problem, bias, form, types.acc.dtype), self._activation

@@ -1,4 +1,4 @@
-"""Conv2d: a convolution whose weights are packed once."""
+"""Conv2d: a convolution that packs its weights once."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from blockconv.dispatch.boundary import native_layout
 
 
 class Conv2d(CheckedConvolution):
-    """`conv2d` whose weights are packed once for each layout that it meets. Use it in a loop.
+    """`conv2d` that packs its weights once for each layout that it meets. Use it in a loop.
 
     ``Conv2d(...)(x)`` is ``conv2d(x, ...)``: activation(conv(x, weight) + bias + residual), of shape (N, O, OH, OW).
 
     weight: (O, C / groups, KH, KW): float32, float64, bfloat16, float16, or int8 for 8-bit and 4-bit inputs. An array,
         a torch CPU tensor, or a BlockedArray of int4 in any layout. 16-bit inputs also take float32, which is rounded
-        to their dtype. It is kept by reference; do not change it, because packed copies do not follow.
+        to their dtype. Conv2d keeps a reference; do not change the array, because packed copies do not follow.
     bias, stride, padding, padding_mode, dilation, groups, activation: as in `conv2d`.
     layout: the input's layout, any native one (`Layout.is_native`). An input in another layout is reordered, with a
         SlowPathWarning. "auto" takes every native layout, and packs the weights for each one that it meets.
@@ -83,7 +83,7 @@ class Conv2d(CheckedConvolution):
         self._bound: BoundCalls = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy holds what the convolution was made of. It packs and binds for itself, in any process."""
+        """A copy holds the arguments of the convolution. It packs and binds for itself, in any process."""
         return {**self.__dict__, "_packed": {}, "_bound": {}}
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ class Conv2d(CheckedConvolution):
         """
         if axes is not None:
             return by_axes(self._op, Conv2d.__call__, locals())
-        # float32: weights that any type of autocast can be computed with.
+        # Weights of float32 work with every dtype of autocast.
         if self.arithmetic.wei == np.float32 and not isinstance(input, BlockedArray):
             input, residual = as_autocast(input, residual)
         return FRAME((input, residual), (), None, (), out, self.out_layout, self, self._bound)[0]

@@ -1,4 +1,4 @@
-"""Timing in turns, of what a machine's profile is made of, and the rates that times are sums of."""
+"""Timing in turns, for a machine's profile, and the fit of times as sums of rates."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class UnsteadyError(BlockconvError):
 
 
 class Clock:
-    """Work that takes the same number of cycles each time, and the seconds of a call of it on a core of its own.
+    """Work that takes the same number of cycles each time, and the seconds of one call on a core of its own.
 
-    A processor's clock rises and falls by a tenth from one moment to the next with what its other cores do. Where a
-    neighbour works on the same core, all takes up to twice as long, and not all alike.
+    A processor's clock changes by a tenth from one moment to the next, with the load of its other cores. If a neighbour
+    works on the same core, runs take up to twice as long, and not all of them equally.
     """
 
     def __init__(self, run: Callable[[], None]) -> None:
@@ -53,21 +53,21 @@ class Clock:
         return statistics.median(_samples({_CLOCK: self.run}, repeats)[_CLOCK])
 
     def steadied(self, samples: dict[Any, list[float]]) -> dict[Any, list[float]]:
-        """Samples as they would have been with the core's clock alone; those of a round go by what `samples` has of it.
+        """Samples scaled to the clock of an undisturbed core, each round by its own sample of the clock in `samples`.
 
-        None where others disturbed it.
+        The result is empty if others disturbed the clock.
         """
         now = samples.pop(_CLOCK)
         if _spread(now) > MOST_SPREAD or statistics.median(now) > (1 + MOST_SLOWED) * self.alone:
             return {}
-        # A clock changes for longer than what disturbs one sample.
+        # A change of the clock lasts longer than a disturbance of one sample.
         now = [statistics.median(now[max(0, i - 1) : i + 2]) for i in range(len(now))]
         return {name: [each * self.alone / at for each, at in zipped(taken, now)] for name, taken in samples.items()}
 
 
 @contextlib.contextmanager
 def against(run: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile all that is timed is compared with this run, whose every call is the same work: see `Clock`."""
+    """Inside, compare all timings with this run, whose every call does the same work: see `Clock`."""
     _clocks.append(Clock(run))
     try:
         yield
@@ -76,7 +76,7 @@ def against(run: Callable[[], None]) -> Iterator[None]:
 
 
 def in_turns(runs: Runs) -> dict[Any, float]:
-    """Seconds of a call of each, from samples taken in turns. Samples that a neighbour disturbed are taken again."""
+    """Seconds of a call of each, from samples taken in turns. It repeats samples that a neighbour disturbed."""
     clock = _clocks[-1] if _clocks else None
     all_runs = runs if clock is None else {**runs, _CLOCK: clock.run}
     repeats = {name: _repeats(run) for name, run in all_runs.items()}
@@ -99,7 +99,7 @@ def in_turns(runs: Runs) -> dict[Any, float]:
 
 
 def _used() -> dict[str, float]:
-    """Seconds of a processor that each other process has used: {"123 (its name)": seconds}; {} where no file says."""
+    """Seconds of a processor that each other process has used: {"123 (its name)": seconds}; {} without /proc."""
     found = {}
     for path in Path("/proc").glob("[1-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
@@ -110,7 +110,7 @@ def _used() -> dict[str, float]:
 
 
 def _remedy(before: Mapping[str, float], seconds: float) -> str:
-    """Which process disturbed the last seconds most, and what to do about it. before: `_used` at their beginning."""
+    """The process that disturbed the last `seconds` most, and a remedy. before: `_used` at their beginning."""
     shares = [((now - before.get(name, 0.0)) / seconds, name) for name, now in _used().items()]
     most, name = max(shares, default=(0.0, ""))
     if most < BUSY:
@@ -119,7 +119,7 @@ def _remedy(before: Mapping[str, float], seconds: float) -> str:
 
 
 def _spread(samples: Sequence[float]) -> float:
-    """From the lower quartile to the median, as a share."""
+    """The distance from the lower quartile to the median, relative to the quartile."""
     lower, median, _ = statistics.quantiles(samples, n=4)
     return median / lower - 1
 
@@ -155,9 +155,9 @@ def _repeats(run: Callable[[], None]) -> int:
 
 
 def rates(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """The seconds of one of each kind, none negative: the least-squares fit of counts times seconds to these times.
+    """Fit the seconds of one of each kind, none negative, so that counts times seconds are near these times.
 
-    The errors are shares of each time. A kind whose seconds would be negative gets zero.
+    The fit minimises the squares of relative errors. A kind whose seconds would be negative gets zero.
     """
     weighed = np.array(counts, float) / np.array(seconds)[:, None]
     used = list(range(weighed.shape[1]))

@@ -1,9 +1,9 @@
-"""Whether memory still holds what it held, by a few of its lines at each call.
+"""Whether memory still has its contents, by hashes of a few of its lines at each call.
 
-A line is 64 bytes: processors read no less at once. Of each span of memory, `MOST` lines at most have a hash. They are
-spread over the span. A call compares `EACH` of these lines of each span, and other ones than the call before. So a
-write of a whole span is seen at the next call, and a write of a part after `MOST / EACH` calls at most if it touches
-one of the lines.
+A line is 64 bytes: processors read no less at once. Each span of memory has hashes of `MOST` lines at most, which are
+spread over the span. A call compares `EACH` of these lines of each span, and other ones than the call before. So the
+next call sees a write of a whole span. A write of a part is seen after `MOST / EACH` calls at most, if it touches one
+of the lines.
 """
 
 import ctypes
@@ -21,8 +21,8 @@ from blockconv.runtime.memory import address_of
 LINE = 64  # bytes
 EACH = 4  # lines of a span that a call compares
 MOST = 1024  # lines of a span that have a hash
-FACTOR = 0x1B873593CC9E2D51  # odd, so that a product by it loses nothing
-SHIFT, KEPT = 17, (1 << 47) - 1  # a sign becomes two bits far apart, or signs that change would cancel in the sum
+FACTOR = 0x1B873593CC9E2D51  # odd, so that a multiplication by it is invertible
+SHIFT, KEPT = 17, (1 << 47) - 1  # copies a sign to a distant bit: changes of signs would cancel in the sum
 
 
 class SpanArgs(Arguments):
@@ -66,11 +66,11 @@ def line_of(span: Any, phase: int, i: int) -> int:
 
 @jit.kernel
 def compare_lines() -> Callable[..., None]:
-    """Its only argument is the address of the block."""
+    """The kernel's only argument is the address of the `LinesArgs`."""
 
     def kernel(a: LinesArgs) -> None:
         keeps, count = a.keeps, a.count
-        for k in range(0 if keeps else count):  # all requests to memory first: it serves many at once
+        for k in range(0 if keeps else count):  # prefetch all lines first: memory serves many requests at once
             span = a.spans[k]
             phase = span.phase
             prefetch(span.hashes + 8 * EACH * phase)
@@ -93,7 +93,7 @@ def compare_lines() -> Callable[..., None]:
 
 @functools.cache
 def _compare() -> Callable[[int], object]:
-    """The kernel, called without giving up the GIL: it takes as long as a switch of threads."""
+    """The kernel, called with the GIL held: it takes as long as a switch of threads."""
     return ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(compare_lines().address)
 
 
@@ -119,7 +119,7 @@ class Fingerprint(jit.Addressed):
         self._words[0] = 0
 
     def differs(self) -> bool:
-        """Whether a line of this call has changed. It stays so."""
+        """Whether a line of this call, or of an earlier one, has changed."""
         if self._words[2]:
             _compare()(self._address)
         return bool(self._words[1])

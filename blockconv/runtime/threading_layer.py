@@ -1,6 +1,6 @@
 """Numba's threading layer: which one runs, how it is started, and a parallel loop on it.
 
-The loop's entry point is a symbol that Numba keeps to itself. Where it cannot be had, threads of Python's serve.
+The loop's entry point is a private symbol of Numba. Where Numba lacks it, Python threads run the loop.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from blockconv.core.record import frozen
 
 LAYERS = ("tbb", "omp", "workqueue")
 
-_lock = threading.RLock()  # The layer is started by one thread.
+_lock = threading.RLock()  # One thread starts the layer.
 
 # void (*)(void *fn, char **args, size_t *dims, size_t *steps, void *data, size_t inner, size_t arrays, int threads)
 _PARALLEL_FOR = ctypes.CFUNCTYPE(
@@ -44,7 +44,7 @@ class ThreadingLayer:
     """Numba's running layer: its name, its entry point, whether calls may overlap, the most threads of a call, and the
     TBB that was loaded.
 
-    "python" is none of Numba's: each call starts threads of Python's.
+    "python" is not one of Numba's: each call starts Python threads.
     """
 
     name: str
@@ -71,10 +71,9 @@ def running() -> str | None:
 def threading_layer(wanted: str | None = None) -> ThreadingLayer:
     """Start Numba's threading layer (tbb, else omp, else workqueue) and give its entry point.
 
-    A layer that the user asked for, or that runs already, is left as it is. wanted: this one and no other.
+    It does not replace a layer that the user named or that already runs. wanted: the only layer to accept.
 
-    Raises UnsupportedError where that cannot be had: it is not installed, or Numba, which starts one layer only in a
-    process, runs another.
+    Raises UnsupportedError if `wanted` is not installed, or if Numba runs another one: a process starts only one layer.
     """
     with _lock:
         if running() is None:
@@ -90,7 +89,7 @@ def threading_layer(wanted: str | None = None) -> ThreadingLayer:
 
 def _start(wanted: str | None) -> None:
     global _starter, _tbb
-    # Its import takes longer than all else of a process's start, and serves calls of several threads alone.
+    # Importing Numba takes longer than all else at a process's start. Only calls on several threads need it.
     numba: Any = on_own_stack(lambda: importlib.import_module("numba"))
     config = numba.config
     before = config.THREADING_LAYER
@@ -104,7 +103,7 @@ def _start(wanted: str | None) -> None:
     except ValueError as error:
         raise UnsupportedError(f"Numba's threading layer {config.THREADING_LAYER} is not available: {error}") from error
     finally:
-        config.THREADING_LAYER = before  # which is the user's, and of the whole process
+        config.THREADING_LAYER = before  # the user's setting, for the whole process
 
 
 @functools.cache
@@ -120,8 +119,8 @@ def _running_layer() -> ThreadingLayer:
         )
         return ThreadingLayer("python", _on_python_threads, concurrent=True, most=most)
     if name == "tbb":
-        # Numba ends TBB when Python frees this module, and waits there for an empty task of its start. A fork loses
-        # the task where no thread of TBB took it, as on one processor: the wait would have no end.
+        # When Python frees this module, Numba ends TBB, and waits for an empty task that TBB got at its start. A fork
+        # loses the task if no thread of TBB took it, as on one processor: the wait would never end.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules["numba.np.ufunc.tbbpool"]))
     if name == "workqueue":
         warn(
@@ -134,7 +133,7 @@ def _running_layer() -> ThreadingLayer:
 
 def parallel_for(layer: ThreadingLayer, worker: int, data: int, threads: int) -> None:
     """Run ``worker(_, dims, _, data)`` on up to `threads` threads of the layer, without the GIL."""
-    threads = min(threads, layer.most)  # the workqueue layer has no more places
+    threads = min(threads, layer.most)  # the workqueue layer runs no more
     dims = (ctypes.c_int64 * 1)(threads)
     if layer.concurrent:
         _callers[threading.get_ident()] = threading.current_thread()
@@ -148,7 +147,7 @@ def parallel_for(layer: ThreadingLayer, worker: int, data: int, threads: int) ->
 
 
 def _on_python_threads(worker: int, args: None, dims: object, steps: None, data: int, *numbers: int) -> None:
-    """Numba's entry point, by threads of Python's. A worker takes what work there is, so that some may be missing."""
+    """Numba's entry point, on Python threads. Workers share all work, so it completes even if some do not start."""
     run = _WORKER(worker)
     others = [threading.Thread(target=run, args=(None, None, None, data)) for _ in range(numbers[-1] - 1)]
     started = []
@@ -184,9 +183,9 @@ def tbb_libraries() -> list[str]:
     return [path for path in paths if os.path.exists(path)]
 
 
-_starter = threading.main_thread()  # that started TBB
+_starter = threading.main_thread()  # the thread that started TBB
 _callers: dict[int, threading.Thread] = {}  # the threads that called the layer
-_stranded = False  # in a forked child whose threading layer is beyond use
+_stranded = False  # True in a forked child that must not call its threading layer
 
 
 def stranded() -> bool:
@@ -202,7 +201,7 @@ def _before_fork() -> None:
 
 
 def _is_left(thread: threading.Thread) -> bool:
-    """Whether the system still has a thread. It has it a little longer than Python, and TBB gives it up in between."""
+    """Whether the system still has a thread. The system keeps it longer than Python, and TBB releases it in between."""
     tasks, end = "/proc/self/task", time.monotonic() + 0.1
     task = f"{tasks}/{thread.native_id}"
     while not thread.is_alive() and os.path.exists(task) and time.monotonic() < end:
@@ -212,8 +211,8 @@ def _is_left(thread: threading.Thread) -> bool:
 
 def _after_fork() -> None:
     global _lock, _workqueue, _stranded
-    # A call on TBB that was not ready for the fork may never end. A fork by C code, as uWSGI's, skips `_before_fork`:
-    # callers that have ended count then. A child has none of OpenMP's threads, and Numba ends it at its first call.
+    # If TBB was not ready for the fork, a call on it may never end. A fork by C code, as uWSGI's, skips `_before_fork`:
+    # then ended callers count too. A child lacks OpenMP's threads, and Numba ends the child at its first call.
     unready = {threading.current_thread(), *_callers.values()} != {_starter}
     _stranded = _stranded or running() == "omp" or (running() == "tbb" and unready)
     _lock, _workqueue = threading.RLock(), threading.Lock()

@@ -39,10 +39,10 @@ def read_graph(
     strict: bool,
     abroad: frozenset[str] = frozenset(),
 ) -> Network:
-    """`model` is without weights, which are in `arrays`: both are kept, to make the network for other shapes.
+    """Read a `model` whose weights are in `arrays`. The network keeps both, to be made for other shapes.
 
     strict: refuse nodes that blockconv has no op for; else they are foreign.
-    abroad: inputs that only foreign nodes read, and first outputs of nodes that are foreign though there are ops.
+    abroad: inputs that only foreign nodes read, and first outputs of foreign nodes that blockconv has ops for.
     """
     graph, rules = model.graph, Rules(model)
     arrays = {name: frozen(value) for name, value in arrays.items()}
@@ -95,9 +95,9 @@ def read_graph(
 class _Again:
     """Reads a model for other shapes of its inputs.
 
-    Only translators that look at sizes run again. ONNX's checks do not, and what depends on constants alone is known.
+    Only translators that look at sizes run again. ONNX's checks do not, and values of constants alone are known.
 
-    model, arrays, strict: as in `read_graph`, which reads a model with foreign nodes, and a model that is refused.
+    model, arrays, strict: as in `read_graph`, which runs for models with foreign nodes, and after a refusal here.
     network: the model's, for the shapes that it was read for first.
     scope: the values that depend on constants alone; None for a model with foreign nodes or branches.
     nodes: the nodes that make other values, in an order that can run, with their steps.
@@ -131,7 +131,7 @@ class _Again:
 
 
 def _network(scope: Scope, outputs: Iterable[str], again: _Again | None = None, rest: Rest | None = None) -> Network:
-    """The network that was read. again: what read it, if it was read before."""
+    """The network of the scope. again: the reader, if the model was read before."""
     given = tuple(map(scope.output, outputs))
     scope.constants = {name: unpacked(value) for name, value in scope.constants.items()}
     return scope.network(given, again, rest, like=None if again is None else again.network)
@@ -183,7 +183,7 @@ def _inputs(graph: Any, arrays: set[str], given: Mapping[str, Shape] | Shape | N
 
 
 def _input(value: Any, given: Any) -> Tensor:
-    """An input that is fed, of the shape that is given or that the model says."""
+    """An input of the network, of the given shape, or else the model's."""
     where = f"input {value.name!r}"
     if not value.type.HasField("tensor_type"):
         raise UnsupportedError(f"{OP}: {where} is no tensor")
@@ -212,7 +212,7 @@ def _input(value: Any, given: Any) -> Tensor:
 
 
 def _check_names(graph: Any) -> None:
-    """Raise NetworkError if two nodes have one name; most have none. Constants may, as in ONNX Runtime."""
+    """Raise NetworkError if two nodes share a name. Constants may share one, as in ONNX Runtime."""
     names: set[str] = set()
     for node in graph.node:
         if node.name and node.name in names and node.op_type != "Constant":
@@ -272,10 +272,10 @@ def _check_known(where: str, argument: str, name: str, known: set[str]) -> None:
 
 
 class _Refused:
-    """Everything in a model that is not supported, so that one error lists it all.
+    """Collects all that a model has and blockconv does not support, so that one error lists it.
 
-    Nodes behind a refused one are read too, as far as the shapes and types of its values are known. ONNX infers them,
-    or the model declares them (`graph`; None if the model is read for other shapes).
+    It also reads nodes after a refused one, if the shapes and types of its values are known. ONNX infers them, or the
+    model declares them. graph: has the declarations; None if the model is read for other shapes.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -285,9 +285,9 @@ class _Refused:
         self.declared = {value.name: value.type for value in declared}
 
     def read(self, node: Any, translate: Callable[[Any], None], scope: Scope, rules: Rules) -> None:
-        """Make ops, or constants, of the node, or keep what is not supported.
+        """Make ops, or constants, of the node, or note the reason why it is not supported.
 
-        A model that is broken raises NetworkError, unless a node was refused before: then it is listed too.
+        A broken node raises NetworkError. After a refused node, it is only listed too.
         """
         operands: list[Any] = [scope.values[name] for name in node.input if name]
         missing = [t for t in operands if isinstance(t, Unknown)]
@@ -310,7 +310,7 @@ class _Refused:
         self._assume(node, scope, rules, constant and bool(missing))
 
     def _assume(self, node: Any, scope: Scope, rules: Rules, constant: bool) -> None:
-        """Give the values of a node that was not read the shapes and types that are known, if any are."""
+        """Give the values of a refused node their known shapes and types, or stand-ins."""
         try:
             inferred = rules.infer(node, scope.values, scope.constants)
         except (NetworkError, UnknownValue):
@@ -326,7 +326,7 @@ class _Refused:
 
 
 def _tensor(name: str, type: Any) -> Tensor | None:
-    """A value of a TypeProto; None if that does not say the shape and the element type."""
+    """A value of a TypeProto; None if the type lacks the shape or the element type."""
     known = None if type is None else value_of(type)
     if known is None or known.dtype is None or known.shape is None:
         return None
@@ -334,7 +334,7 @@ def _tensor(name: str, type: Any) -> Tensor | None:
 
 
 class _NoOp(Unsupported):
-    """There is no translator of this kind of node."""
+    """OPS has no translator of this kind of node."""
 
 
 def _read(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
@@ -357,9 +357,9 @@ def _read(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
 
 
 def _by_definition(node: Any, model: Any, scope: Scope, rules: Rules, first: int) -> bool:
-    """Read the nodes by which ONNX defines a node's op. False if there are none, or ops of them are not supported.
+    """Read the nodes by which ONNX defines a node's op. False if ONNX has none, or one of them is not supported.
 
-    first: the number of the scope's nodes before this one, to which it returns.
+    first: the number of the scope's nodes before this one. The function drops the nodes after these.
     """
     scope.drop(first)
     known, schema = scope.definitions, rules.schema(node)
@@ -405,10 +405,10 @@ def _translate(call: Call, rules: Rules | None) -> None:
         missing = [name for name in call.node.output if found.get(name) is None and name in call.scope.read]
         if missing:
             raise Unsupported(f"its output {missing[0]!r}")
-        # After the translator, which says more of what it knows.
+        # Check after the translator, because its errors say more.
         _check(call.node, call.scope, rules)
     except NetworkError as error:
-        if isinstance(error.__cause__, DtypeError):  # ONNX's own inference says more of types
+        if isinstance(error.__cause__, DtypeError):  # ONNX's own inference says more about types
             _check(call.node, call.scope, rules)
         raise
     except Unsupported:
@@ -420,7 +420,7 @@ def _translate(call: Call, rules: Rules | None) -> None:
             call.give(name, tensor)
     if rules is not None:
         call.note()
-    call.inputs.clear()  # they refer to the call, and the collector would have to find out that nobody else does
+    call.inputs.clear()  # they refer to the call: only the garbage collector would free this cycle
 
 
 _IMPURE = ("Random", "Bernoulli", "Multinomial", "Dropout", "Optional", "Sequence")
@@ -444,7 +444,7 @@ def _fold(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
         if kind_of(node) in OPS and (fits or node.op_type == "DequantizeLinear"):
             _translate(Call(node, scope), rules)
             return
-    except Unsupported:  # the ops have no such case
+    except Unsupported:  # the ops lack this case
         pass
     except NetworkError as error:
         if not isinstance(error.__cause__, DtypeError):  # or not of these types
@@ -458,7 +458,7 @@ def _evaluate(node: Any, model: Any, scope: Scope) -> None:
     outputs = [name for name in node.output if name]
     single = helper.make_function("", "constant", reads, outputs, [node], model.opset_import)
     try:
-        from onnx.reference import ReferenceEvaluator  # which takes long, and few models need
+        from onnx.reference import ReferenceEvaluator  # a slow import, which few models need
 
         results = ReferenceEvaluator(single).run(None, reads, {})
     except onnx_errors() as error:

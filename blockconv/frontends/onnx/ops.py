@@ -1,7 +1,7 @@
 """Translators of ONNX's ops that compute: from a node and its operands to the network's own ops.
 
-A translator takes a `Call` and returns the value, or values, that the node gives. It raises `Unsupported` if blockconv
-has no op for the node. A node whose operands are all constants is computed at once (`Scope.compute`).
+A translator takes a `Call` and returns the value, or values, of the node. It raises `Unsupported` if blockconv has no
+op for the node. The reader computes a node at once if all its operands are constants (`graph._fold`).
 """
 
 import collections
@@ -61,7 +61,7 @@ def _prelu(call: Call) -> Tensor:
 
 @op("HardSwish")
 def _hardswish(call: Call) -> Tensor:
-    """ONNX defines it by HardSigmoid, whose slope is 1/6 as a float32: in float64 that is another number."""
+    """ONNX defines it by HardSigmoid with the slope float32(1/6). In float64 this slope is not 1/6."""
     x = call.x
     if x.type.name != "float64":
         return call.apply("hardswish", x)
@@ -94,7 +94,7 @@ def _binary(call: Call) -> Tensor:
 
 
 def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """b for broadcasting to a. Before opset 7 (8 for ops of any number of operands), operands broadcast only with the
+    """b, to broadcast to a. Before opset 7 (8 for ops of any number of operands), operands broadcast only with the
     attribute `broadcast`. The attribute `axis` is the axis of a at which b's axes begin; default: align at the end."""
     variadic = call.kind in ("Max", "Min", "Mean", "Sum")
     if call.opset >= (8 if variadic else 7):
@@ -125,17 +125,17 @@ def _batch_norm(call: Call) -> Tensor:
     x, shift = call.x, bias - mean * factor
     if x.rank > 1:
         return call.affine(x, factor, shift)
-    wide = call.reshape(x, (*x.shape, 1))  # of one dimension, there is one channel
+    wide = call.reshape(x, (*x.shape, 1))  # an input of one dimension has one channel
     return call.reshape(call.affine(wide, factor, shift), x.shape)
 
 
 def _flow(call: Call, places: Iterable[int]) -> bool:
-    """Whether one of these inputs is no constant."""
+    """Whether one of these inputs is not a constant."""
     return not all(call.scope.is_constant(call.input(k).name) for k in places if call.has(k))
 
 
 def _of_channels(call: Call, k: int) -> Tensor:
-    """An input with a number for each channel, as one of the first input's rank and type."""
+    """An input with a number for each channel, in the first input's rank and type."""
     x, given = call.x, call.input(k)
     if given.shape != x.shape[1:2]:
         raise call.error("inputs", given.shape, f"has to have a number for each of {x.shape[1:2]} channels")
@@ -143,7 +143,7 @@ def _of_channels(call: Call, k: int) -> Tensor:
 
 
 def _batch_norm_by_values(call: Call) -> Tensor:
-    """Batch normalisation by parameters that flow: (x - mean) * (scale / deviation) + bias."""
+    """Batch normalisation by parameters from run time: (x - mean) * (scale / deviation) + bias."""
     x = call.floats()
     if x.rank < 2:
         raise Unsupported(f"input={x.shape}: {x.rank} dimensions, with parameters that flow")
@@ -156,7 +156,7 @@ def _batch_norm_by_values(call: Call) -> Tensor:
 @op("GroupNormalization", limits="before opset 21: constant scale and bias")
 def _group_norm(call: Call) -> Tensor:
     x, groups = call.x, call["num_groups"]
-    # Opset 18 had one scale and one bias for each group; opset 21 replaced it.
+    # Opset 18 has one scale and one bias for each group; opset 21 has them for each channel.
     each = 1 if call.opset >= 21 or groups < 1 else x.shape[1] // groups
 
     def norm(scale: Array, bias: Array) -> Tensor:
@@ -209,7 +209,7 @@ def _norm_of_rows(call: Call, centred: bool) -> Tensor:
 def _normalised(
     call: Call, norm: Callable[[Array, Array], Tensor], along: Callable[[Call, int], Tensor] | None
 ) -> Tensor:
-    """norm(scale, bias). If one flows, both are applied after it. along: gives that input as it broadcasts to x."""
+    """norm(scale, bias). If one is no constant, both follow the norm. along: shapes an input to broadcast to x."""
     if call.attribute("stash_type", 1) != 1:
         raise Unsupported(f"stash_type={call['stash_type']}: statistics of another type than float32")
     if along is None or not _flow(call, (1, 2)):

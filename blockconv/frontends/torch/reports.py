@@ -11,14 +11,14 @@ from blockconv.core.errors import ignoring
 
 @dataclass(eq=False)
 class Compiled:
-    """One graph that torch.compile gave to the back end, and what became of it.
+    """One graph that torch.compile gave to the back end, and its plans.
 
     name: as TORCH_LOGS calls it.
     kind: "inference", "forward" or "backward".
     nodes, taken: the number of its ops, and of the ops that run on blockconv.
     plans: the number of plans.
-    refused: what runs in PyTorch, a text for each op and reason.
-    failed: parts that have no plan, and why.
+    refused: a text for each op that runs in PyTorch, and each reason.
+    failed: parts that have no plan, and the reasons.
     seconds: the time inside blockconv, for reading, planning, compiling kernels and packing.
     packed: how often weights were packed.
     """
@@ -41,7 +41,7 @@ class Compiled:
         return any(id(memory) in memories for memory in (*weights, *(known() for known in self.owned)))
 
     def forget_weights(self) -> None:
-        """Pack anew at the next call."""
+        """Make each part pack its weights again at the next call."""
         for part in self.parts:
             part.forget_weights()
 
@@ -68,7 +68,7 @@ def memory_of(tensor: Any) -> Any:
 
 
 def recorded(name: str, kind: str, owned: list[weakref.ref[Any]]) -> Compiled:
-    """A record of a new graph. owned: the memory of parameters of its step's graphs, to find them by."""
+    """A record of a new graph. owned: the memory of its step's parameters, for `is_of`."""
     made = Compiled(name, kind, owned=owned)
     _compiled[:] = [known for known in _compiled if known() is not None]
     _compiled.append(weakref.ref(made))
