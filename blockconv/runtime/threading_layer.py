@@ -71,7 +71,7 @@ def running() -> str | None:
 def threading_layer(wanted: str | None = None) -> ThreadingLayer:
     """Start Numba's threading layer (tbb, else omp, else workqueue) and give its entry point.
 
-    It does not replace a layer that the user named or that already runs. wanted: the only layer to accept.
+    It keeps a layer that already runs, or else starts the one that the user named. wanted: the only layer to accept.
 
     Raises UnsupportedError if `wanted` is not installed, or if Numba runs another one: a process starts only one layer.
     """

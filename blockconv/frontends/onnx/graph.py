@@ -359,7 +359,7 @@ def _read(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
 def _by_definition(node: Any, model: Any, scope: Scope, rules: Rules, first: int) -> bool:
     """Read the nodes by which ONNX defines a node's op. False if ONNX has none, or one of them is not supported.
 
-    first: the number of the scope's nodes before this one. The function drops the nodes after these.
+    first: the number of the scope's nodes before this one. It first drops the nodes after these.
     """
     scope.drop(first)
     known, schema = scope.definitions, rules.schema(node)

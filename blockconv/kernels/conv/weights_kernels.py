@@ -376,9 +376,9 @@ def _finisher(acc: ElementType, dst: ElementType, lanes: int):
 
 
 class Weights(NamedTuple):
-    """Neighbouring weights of some output channels. dst: the first one, in the gradient. apart: bytes to the next
-    output channel there. sums: the first sums. rows: a table of bytes from `sums` to those of each weight. splits:
-    their number. split: bytes from a split's sums to the next one's."""
+    """Neighbouring weights of some output channels: the first one's address in the gradient, and bytes to the next
+    channel there. The address of the sums, and of a table with the bytes from there to each weight's sums. The number
+    of splits, and bytes from a split's sums to the next one's."""
 
     dst: int
     apart: int

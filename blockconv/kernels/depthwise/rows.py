@@ -4,8 +4,8 @@ Vectors run over contiguous elements of the source:
 
 - The channels of a pixel, if a block holds a vector of them, or no whole number of blocks makes one (NHWC, NCHW16,
   NCHW24). The destination has any layout: as in the direct kernel, a layout is only addressing.
-- Otherwise the pixels of a row, each with the block's few channels (NCHW, NCHW4, and CHWN4 with its images between
-  pixels), or a pixel's images (HWCN). In the destination the same elements are contiguous.
+- Otherwise the pixels of a row, each with the block's few channels (NCHW, NCHW4; in CHWN4 images are between pixels),
+  or a pixel's images (HWCN). In the destination the same elements are contiguous.
 
 Kernels read the source in place, borders too, unless a task first gathers or packs its rows.
 
@@ -244,7 +244,7 @@ def _tile_entries(s: Geometry, types: Types, at: DepthwiseBlocking) -> int:
 
 
 def _prefetched(request: Request, at: DepthwiseBlocking) -> tuple[int, int]:
-    """The words `ahead` and `ahead_rows`. A tile prefetches all source rows, or those that no tile above it reads."""
+    """The words `ahead` and `ahead_rows`. A tile prefetches all source rows, or only rows that no tile above reads."""
     p, types, m, s = request.problem, request.types, request.machine, request.source
     span = window_rows(p, at.unrolled if at.columns else at.loops)
     if at.columns:

@@ -14,11 +14,11 @@ a group's last vector. Weights of groups of 4, 8 and 16 channels stay in registe
 
 If a channel's images are contiguous (CHWN), vectors hold images, not channels, and a tile is of a vector of images. The
 microkernel that broadcasts weights computes the products; weights are packed as always. The last vector of images
-begins earlier, to be whole.
+overlaps the one before it, so that it is whole.
 
 A task first gathers windows of neighbouring tiles of the source in scratch, with zeros around them. In large images
 whose pixels are vectors, it gathers only the tiles at the edge. It writes tiles over the destination's edge pixel by
-pixel, planes in rows. The last block begins earlier, to be whole, and recomputes some tiles, to the same bits.
+pixel, planes in rows. The last block overlaps the one before, and recomputes some tiles, to the same bits.
 
 Loads widen 16-bit floats to float32; the code rounds once, when it stores pixels. Even if a processor multiplies 16-bit
 floats twice as fast, F(4x4) has half as much to do.

@@ -74,7 +74,7 @@ def fold_constants(network: Network) -> Network:
 def merge_equal(network: Network) -> Network:
     """Merge nodes that apply the same op to the same values. Nodes that make outputs of the network stay."""
     kept: dict[object, Node] = {}
-    values: dict[str, str] = {}  # removed values, and those that replace them
+    values: dict[str, str] = {}  # removed values, and their replacements
     nodes, merged = [], dict(network.merged)
     for node in network.nodes:
         node = node.reading(values)
