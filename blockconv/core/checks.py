@@ -95,8 +95,7 @@ def checked_whole(op: str, name: str, value: Any, least: int = -MOST_EXTENT) -> 
     number = whole(value)
     if number is None:
         raise ArgumentError(op, name, value, "must be a whole number")
-    if not -MOST_EXTENT <= number <= MOST_EXTENT:
-        check_extents(op, name, value, (number,))
+    check_extents(op, name, value, (number,))
     if number < least:
         raise ArgumentError(op, name, number, f"must be at least {least}")
     return number

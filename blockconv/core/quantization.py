@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.activation import Activation, ActivationKind
-from blockconv.core.checks import axis_shape, whole
+from blockconv.core.checks import axis_shape, checked_whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.record import frozen
 from blockconv.core.types import Array, ArrayDtype, ElementType, Types, element
@@ -42,8 +42,12 @@ class Quantization:
 
     def __init__(self, scale: npt.ArrayLike, zero_point: int = 0) -> None:
         op = "Quantization"
+        number = checked_whole(op, "zero_point", zero_point)
+        if not -128 <= number <= 255:
+            rule = "has to be from 0 to 255 for uint8, or from -128 to 127 for int8"
+            raise ArgumentError(op, "zero_point", zero_point, rule)
         object.__setattr__(self, "scale", _checked_scale(op, scale))
-        object.__setattr__(self, "zero_point", _checked_zero_point(op, zero_point))
+        object.__setattr__(self, "zero_point", number)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Quantization: {name} is read-only; make a new Quantization")
@@ -105,16 +109,6 @@ def _checked_scale(op: str, scale: Any) -> npt.NDArray[np.float32]:
         raise ArgumentError(op, "scale", wrong, "has to be positive and finite, as float32 too")
     made.flags.writeable = False
     return made
-
-
-def _checked_zero_point(op: str, zero_point: Any) -> int:
-    number = whole(zero_point)
-    if number is None:
-        raise ArgumentError(op, "zero_point", zero_point, "has to be a whole number")
-    if not -128 <= number <= 255:
-        rule = "has to be from 0 to 255 for uint8, or from -128 to 127 for int8"
-        raise ArgumentError(op, "zero_point", zero_point, rule)
-    return number
 
 
 # ---------------------------------------------------------------- integers and what they stand for

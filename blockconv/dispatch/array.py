@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core import target
-from blockconv.core.checks import Shape, check_bytes, check_extents, check_same, read_sizes
+from blockconv.core.checks import Shape, check_bytes, check_extents, check_same, checked_whole, read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.files import StrPath, as_path, reading, replacing
 from blockconv.core.interop import as_numpy
@@ -503,10 +502,7 @@ def check_alias(op: str, src: Array, dst: Array, what: str) -> None:
 
 def checked_zero_point(zero_point: int, dtype: ArrayDtype) -> int:
     low, high = element(dtype).bounds if isinstance(dtype, str) or dtype.kind in "iu" else (0, 0)
-    try:
-        value = operator.index(zero_point)
-    except TypeError:
-        raise ArgumentError("BlockedArray", "zero_point", zero_point, "has to be an int") from None
+    value = checked_whole("BlockedArray", "zero_point", zero_point)
     if not low <= value <= high:
         raise ArgumentError("BlockedArray", "zero_point", zero_point, f"has to be from {low} to {high} for {dtype}")
     return value

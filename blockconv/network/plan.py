@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from blockconv.core.checks import Shape, axes_remedy, check_flag, checked_word, whole
-from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, short, warn
+from blockconv.core.checks import Shape, axes_remedy, check_flag, checked_whole, checked_word, whole
+from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, warn
 from blockconv.core.files import StrPath, as_path, reading, replacing
 from blockconv.core.heavy_work import garbage_at_the_end
 from blockconv.core.interop import as_numpy, first_tensor, like
@@ -259,9 +259,7 @@ class Plan:
         with reading("Plan.load", path, KeyError, TypeError, ValueError):
             kept, chosen = extra["options"], dict(extra["chosen"])
             check_options("Plan.load", kept["planner"], kept["accuracy"])
-            saved = whole(kept["threads"])  # on a machine that may have more
-            if saved is None or saved < 1:
-                raise ValueError(f"threads={short(kept['threads'])}")
+            saved = checked_whole("Plan.load", "threads", kept["threads"], least=1)  # of a machine that may have more
             layouts = read_layouts(network, kept["layouts"])
             options = Options(layouts, kept["planner"], False, count or saved, kept["accuracy"], {}, chosen)
         with reading("Plan.load", path, UnsupportedError):
@@ -333,11 +331,9 @@ class Plan:
         Raises UnsupportedError for a network whose pixels need the whole image, such as one with global pools. The
         error names the node. Raises ArgumentError for a tile that is too small.
         """
-        count = whole(batch)
-        if count is None or count < 1:
-            raise ArgumentError("tiled", "batch", batch, "has to be an int of at least 1")
+        tiles = checked_whole("tiled", "batch", batch, least=1)
         how = tiling(self.network, read_shape("tiled", "shape", shape), tile)
-        count = min(count, max(1, how.shape[0] * len(how.pieces)))
+        count = min(tiles, max(1, how.shape[0] * len(how.pieces)))
         network = how.network.with_input_shapes((count, *how.network.inputs[0].shape[1:]))
         ends = [network.inputs[0], *(network.tensors[name] for name in network.outputs)]
         nbytes = sum(tensor.elements * tensor.type.dtype.itemsize for tensor in ends)

@@ -306,7 +306,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[ArgumentError], str
         {"zero_point": 0.5},
         ArgumentError,
         "zero_point",
-        "has to be an int",
+        "must be a whole number",
     ),
 }
 

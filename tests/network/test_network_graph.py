@@ -267,7 +267,7 @@ def test_numbers_of_ops_are_whole():
     x = b.input("x", (1, 3, 4, 4))
     for groups in (0, True, None, "1", 1.5):
         for convolution in (b.conv2d, b.conv_transpose2d):
-            with pytest.raises(ArgumentError, match=r"conv.*: groups=.*: has to be an int of at least 1"):
+            with pytest.raises(ArgumentError, match=r"conv.*: groups=.*: must be (a whole number|at least 1)"):
                 convolution(x, random(3, 3, 1, 1), groups=groups)
     for weight in (random(3, 3), random(3, 3, 3), random(3, 3, 1, 1, 1)):
         for padding in (0, "same"):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
-from blockconv.core.checks import Pads, Pair, Shape, check_rank, check_same, reached_end, whole
+from blockconv.core.checks import Pads, Pair, Shape, check_rank, check_same, checked_whole, reached_end
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import (
     AdaptivePool2dProblem,
@@ -50,8 +50,7 @@ class Weighted(Op):
     activation: Activation = IDENTITY
 
     def __post_init__(self) -> None:
-        if (whole(self.groups) or 0) < 1:
-            raise self._error("groups", "has to be an int of at least 1")
+        checked_whole(self.op, "groups", self.groups, least=1)
 
     def problem(self, src: Shape, wei: Shape) -> Any:
         """The problem that kernels are chosen for."""
