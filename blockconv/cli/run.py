@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from blockconv.cli.arguments import add_model, page, read_model
+from blockconv.cli.arguments import add_model, page, positive, read_model
 from blockconv.cli.output import Steps
 from blockconv.core import text
 from blockconv.core.errors import ArgumentError, needing
@@ -46,7 +46,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """The command line of `run`."""
     add_model(command)
     command.add_argument("--input", metavar="IMAGE|random", help="your own picture (needs pillow), or noise")
-    command.add_argument("--batch", type=int, help="the number of pictures in a call (default: the model's, or 1)")
+    command.add_argument("--batch", type=positive, help="the number of pictures in a call (default: the model's, or 1)")
     command.add_argument("--layouts", nargs="+", default=LAYOUTS, metavar="LAYOUT", help="the fixed layouts to compare")
     command.add_argument("--report", type=page, metavar="FILE", help="write the chosen plan, as `blockconv plan` does")
 
@@ -78,10 +78,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _network(options: argparse.Namespace) -> Network:
-    batch = options.batch
-    if batch is not None and batch < 1:
-        raise ArgumentError("run", "--batch", batch, "has to be at least 1")
-    network = read_model("run", options)
+    network, batch = read_model("run", options), options.batch
     if batch is None or all(tensor.shape[:1] == (batch,) for tensor in network.inputs):
         return network
     return network.with_input_shapes({t.name: (batch, *t.shape[1:]) for t in network.inputs})
