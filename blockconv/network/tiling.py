@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blockconv.core.checks import Pair, Shape, axes_remedy, check_shape
-from blockconv.core.checks import whole as as_whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.progress import Progress
 from blockconv.core.python import zipped
 from blockconv.core.types import Array
+from blockconv.dispatch.boundary import pair
 from blockconv.network.graph import Network
 from blockconv.network.ops.rule import PIXELS, Reach, listed
 from blockconv.network.reach import reaches, windows
@@ -35,13 +35,6 @@ class Piece(NamedTuple):
 
     start: Pair
     gives: Mapping[str, tuple[Pair, Pair]]
-
-
-class _Cuts(NamedTuple):
-    """The tiles along one axis: the first pixel of each, and the pixels (first, end) of each output that it gives."""
-
-    starts: list[int]
-    gives: list[dict[str, Pair]]
 
 
 class Tiling(NamedTuple):
@@ -117,7 +110,9 @@ def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUA
     # Pixels of the image by which a tile can move so that each value moves by whole pixels.
     along = [[reach[sorted(reach)[k]] for reach in known.values()] for k in range(2)]
     strides = [math.lcm(*(reach.step.numerator for reach in each)) for each in along]
-    asked = _asked(tile)
+    if np.shape(tile) == (1,):
+        raise ArgumentError("tiled", "tile", tile, "has to be an int, or (height, width)")
+    asked = (None, None) if tile is None else pair("tiled", "tile", tile)
     sizes = []
     for k, axis in enumerate(PIXELS):
         least = asked[k] or _shared(shape[axis], strides[k], usual[k], along[k])
@@ -146,15 +141,6 @@ def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUA
         for left, columns in zipped(*cuts[1])
     )
     return Tiling(tuple(shape), (sizes[0], sizes[1]), (strides[0], strides[1]), pieces, steps, outputs, small)
-
-
-def _asked(tile: Any) -> list[int | None]:
-    if tile is None:
-        return [None, None]
-    sizes = [as_whole(size) for size in (tile if isinstance(tile, (tuple, list)) else (tile, tile))]
-    if len(sizes) != 2 or any(size is None or size < 1 for size in sizes):
-        raise ArgumentError("tiled", "tile", tile, "has to be an int of at least 1, or (height, width)")
-    return sizes
 
 
 def _shared(size: int, stride: int, usual: int, along: Sequence[Reach]) -> int:
@@ -205,9 +191,10 @@ def _cuts(
     known: Known,
     stride: int,
     k: int,
-) -> _Cuts:
-    """Tiles from the begin of the image, each as far from the last one as its valid pixels allow.
+) -> tuple[list[int], list[dict[str, Pair]]]:
+    """(the first pixel of each tile along one axis, the pixels (first, end) of each output that it gives).
 
+    Tiles go from the begin of the image, each as far from the last one as its valid pixels allow.
     size: of the image. ends: of its outputs.
     """
     tile, valid = small.inputs[0].shape[PIXELS[k]], _valid(small, known, k)
@@ -222,7 +209,7 @@ def _cuts(
         gives.append({name: (done[name], until[name]) for name in done})
         done = until
         if last:
-            return _Cuts(starts, gives)
+            return starts, gives
         # A tile that begins at `next` gives valid pixels from next / step + valid[0] on.
         next = min(math.floor(steps[name] * (done[name] - valid[name][0])) for name in done)
         next = min(next // stride * stride, size - tile)
