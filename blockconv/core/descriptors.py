@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from blockconv.core.checks import Pair, axis_fields, reached_end, window
 from blockconv.core.errors import ArgumentError, UnsupportedError
+from blockconv.core.python import zipped
 
 
 def count_in(name: str) -> int:
@@ -21,18 +22,8 @@ _TOKEN = re.compile(r"(mb|g|ic|oc|[iokspd][dhw])([0-9]+)_?")
 _AXIS_LETTERS = "iokspd"
 
 
-class _Axis(NamedTuple):
-    """A descriptor's values for one axis; dilation is counted as in PyTorch."""
-
-    i: int
-    k: int
-    s: int
-    p: int
-    p_r: int
-    d: int
-
-
-_FLAT = _Axis(i=1, k=1, s=1, p=0, p_r=0, d=1)  # the height of a 1-D problem
+_Axis = tuple[int, ...]  # the values of `axis_fields`
+_FLAT = 1, 1, 1, 0, 0, 1  # the height of a 1-D problem
 
 
 def read_descriptor(op: str, text: str, keys: dict[str, int | None]) -> dict[str, Any]:
@@ -75,12 +66,8 @@ def _read_axes(op: str, text: str, values: dict[str, int]) -> dict[str, Any]:
     h, w = _axis(op, text, values, "h"), _axis(op, text, values, "w")
     if h is None and w is None:
         raise ArgumentError(op, "descriptor", text, "lacks ih and kh", "give them, or iw and kw for a 1-D problem")
-    if w is None:
-        w = h
-    axes = {"h": h or _FLAT, "w": w or _FLAT}
-    return {
-        f"{letter[0]}{x}{letter[1:]}": value for x, axis in axes.items() for letter, value in axis._asdict().items()
-    }
+    axes = {"h": h or _FLAT, "w": w or h or _FLAT}
+    return {name: value for x, axis in axes.items() for name, value in zipped(axis_fields(x), axis)}
 
 
 def _axis(op: str, text: str, values: dict[str, int], x: str) -> _Axis | None:
@@ -104,7 +91,7 @@ def _axis(op: str, text: str, values: dict[str, int], x: str) -> _Axis | None:
     total = (o - 1) * s - i + window
     if p is None:
         p = _half(total)
-    return _Axis(i=i, k=k, s=s, p=p, p_r=total - p, d=d + 1)
+    return i, k, s, p, total - p, d + 1  # a dilation as in PyTorch
 
 
 def _half(total: int) -> int:
