@@ -20,7 +20,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from blockconv.core.checks import (
     Label,
@@ -163,6 +163,14 @@ def window_fields(stride: Pair, pads: Pads, dilation: Pair, *rest: Any) -> Any:
     return *stride, top, left, bottom, right, *dilation, *rest
 
 
+def _end_padding() -> Any:
+    """A field with an end padding. None stands for the begin padding; after construction it is always an integer.
+
+    It counts only through the output size, so problems are compared by that.
+    """
+    return field(default=None, compare=False)
+
+
 class Conv2dProblem(_Images):
     """A 2-D convolution: `n` images of `ic` x `ih` x `iw`, `oc` filters of `kh` x `kw`, `g` groups.
 
@@ -193,10 +201,8 @@ class Conv2dProblem(_Images):
     sw: Positive = 1
     ph: Natural = 0
     pw: Natural = 0
-    # None stands for the begin padding; after construction they are always integers. End
-    # padding counts only through the output size, so that is what problems are compared by.
-    ph_r: int = field(default=cast(int, None), compare=False)
-    pw_r: int = field(default=cast(int, None), compare=False)
+    ph_r: int = _end_padding()
+    pw_r: int = _end_padding()
     dh: Positive = 1
     dw: Positive = 1
     g: Positive = 1
@@ -331,8 +337,8 @@ class Pool2dProblem(_Pooled):
     sw: Positive = 1
     ph: Natural = 0
     pw: Natural = 0
-    ph_r: int = field(default=cast(int, None), compare=False)
-    pw_r: int = field(default=cast(int, None), compare=False)
+    ph_r: int = _end_padding()
+    pw_r: int = _end_padding()
     dh: Positive = 1
     dw: Positive = 1
     ceil_mode: bool = field(default=False, compare=False)
