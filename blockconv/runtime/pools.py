@@ -50,9 +50,11 @@ class Pool:
 
 def current() -> Pool:
     """The pool that a call on several threads runs on now. Starts it, where it does not run."""
+    global _pool
     pool = _pool
     if pool is None or (pool.until_torch and openmp.torch_is_loaded()):
-        pool = _choose()
+        with _lock:
+            pool = _pool = _pool_of(*_asked())
     return pool
 
 
@@ -119,13 +121,6 @@ def _checked(argument: str, name: object) -> str:
     return checked_word("set_threading", argument, name, POOLS)
 
 
-def _choose() -> Pool:
-    global _pool
-    with _lock:
-        _pool = _pool_of(*_asked())
-        return _pool
-
-
 def _asked() -> tuple[str, str]:
     """(the name that was asked for, where)."""
     if _chosen is not None:
@@ -141,9 +136,16 @@ def _pool_of(name: str, by: str) -> Pool:
     """The pool of a name that was asked for `by` something; in a forked child one that is safe there."""
     torch = openmp.torch_is_loaded()
     if (runtime := _runtime_for(name)) is not None:
+        parallel = runtime.parallel
         why = f"{by} asks for it" if name == "openmp" else "PyTorch is in this process, and uses it"
-        return _on_runtime(runtime, why, until_torch=not torch)
-    if threading_layer.stranded():
+        return Pool(
+            "openmp",
+            why,
+            runtime.path,
+            lambda worker, data, workers, team: parallel(worker, data, team, 0),
+            until_torch=not torch,
+        )
+    if threading_layer.stranded:
         return _alone("this process was forked from one with Numba's threads, and has none of them")
     wanted, why = _LAYER_OF.get(name), f"{by} asks for it"
     if name == "auto":
@@ -155,35 +157,22 @@ def _pool_of(name: str, by: str) -> Pool:
             threading_layer.threading_layer(wanted)
         except UnsupportedError:
             return _alone(f"{why}, and TBB was not found; {to_install('tbb', 'TBB')}")
-    return _on_numba(threading_layer.threading_layer(wanted), why, until_torch=name in ("auto", "openmp") and not torch)
+    numba = threading_layer.threading_layer(wanted)
+    return Pool(
+        _OF_NUMBA[numba.name],
+        why,
+        numba.tbb,
+        lambda worker, data, workers, team: threading_layer.parallel_for(numba, worker, data, workers),
+        position=3,
+        until_torch=name in ("auto", "openmp") and not torch,
+        concurrent=numba.concurrent,
+    )
 
 
 def _runtime_for(name: str) -> openmp.Runtime | None:
     """The OpenMP runtime that a call is to run on; None where it is to run on Numba's layer."""
     runtime = openmp.of_process() if name == "openmp" else openmp.of_torch() if name == "auto" else None
     return None if runtime is None or os.path.realpath(runtime.path) in _lost else runtime
-
-
-def _on_runtime(runtime: openmp.Runtime, why: str, *, until_torch: bool) -> Pool:
-    return Pool(
-        "openmp",
-        why,
-        runtime.path,
-        lambda worker, data, workers, team: runtime.parallel(worker, data, team, 0),
-        until_torch=until_torch,
-    )
-
-
-def _on_numba(layer: threading_layer.ThreadingLayer, why: str, *, until_torch: bool) -> Pool:
-    return Pool(
-        _OF_NUMBA[layer.name],
-        why,
-        layer.tbb,
-        lambda worker, data, workers, team: threading_layer.parallel_for(layer, worker, data, workers),
-        position=3,
-        until_torch=until_torch,
-        concurrent=layer.concurrent,
-    )
 
 
 def _alone(why: str) -> Pool:

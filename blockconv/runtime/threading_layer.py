@@ -185,12 +185,7 @@ def tbb_libraries() -> list[str]:
 
 _starter = threading.main_thread()  # the thread that started TBB
 _callers: dict[int, threading.Thread] = {}  # the threads that called the layer
-_stranded = False  # True in a forked child that must not call its threading layer
-
-
-def stranded() -> bool:
-    """Whether Numba runs a layer that this process, a forked child, must not call."""
-    return _stranded
+stranded = False  # True in a forked child, where Numba runs a layer that the child must not call
 
 
 def _before_fork() -> None:
@@ -210,11 +205,11 @@ def _is_left(thread: threading.Thread) -> bool:
 
 
 def _after_fork() -> None:
-    global _lock, _workqueue, _stranded
+    global _lock, _workqueue, stranded
     # If TBB was not ready for the fork, a call on it may never end. A fork by C code, as uWSGI's, skips `_before_fork`:
     # then ended callers count too. A child lacks OpenMP's threads, and Numba ends the child at its first call.
     unready = {threading.current_thread(), *_callers.values()} != {_starter}
-    _stranded = _stranded or running() == "omp" or (running() == "tbb" and unready)
+    stranded = stranded or running() == "omp" or (running() == "tbb" and unready)
     _lock, _workqueue = threading.RLock(), threading.Lock()
     _callers.clear()
 
