@@ -259,15 +259,11 @@ def _binary_is_affine(edit: Edit, node: Node, a: Binary) -> bool:
         if value is None or (a.kind == "div" and (at == 0 or 0 in value)):
             continue
         value = value.astype(np.float64)
-        one, zero = np.ones_like(value), np.zeros_like(value)
-        if a.kind == "add":
-            scale, shift = one, value
-        elif a.kind == "sub":
-            scale, shift = (one, -value) if at == 1 else (-one, value)
-        elif a.kind == "mul":
-            scale, shift = value, zero
+        if a.kind in ("mul", "div"):
+            scale, shift = value if a.kind == "mul" else 1 / value, np.zeros_like(value)
         else:
-            scale, shift = 1 / value, zero
+            one, sign = np.ones_like(value), -1 if a.kind == "sub" else 1
+            scale, shift = (one, sign * value) if at == 1 else (sign * one, value)
         return put_affine(edit, (node,), src, scale, shift, a.activation)
     return False
 
