@@ -73,8 +73,10 @@ def _is_attention(edit: Edit, node: Node, second: MatMul) -> bool:
     found.gone.insert(0, softmax)
     found.name = softmax.src
     while (first := edit.private(found.name, MatMul)) is None:
-        if not _goes_up(edit, found):
+        before = edit.private(found.name, Op)
+        if before is None or not any(step(edit, before, found=found) for step in (_up_affine, _up_binary, _up_reshape)):
             return False
+        found.gone.insert(0, before)
     orders = first.attributes.orders
     if found.shape != shape or orders[2] is not None or (found.mask is not None and found.flowing):
         return False
@@ -82,15 +84,6 @@ def _is_attention(edit: Edit, node: Node, second: MatMul) -> bool:
     made = Attention(found.factor, False, softmax.attributes.zero_rows, (*orders[:2], *second.orders[1:]))
     inputs = (*first.inputs, node.inputs[1], *more)
     return edit.become(node, made, first, *found.gone, inputs=inputs)
-
-
-def _goes_up(edit: Edit, found: _Scores) -> bool:
-    """One node further up, if it is a scale, a mask, or a reshape of the axes before the last two."""
-    before = edit.private(found.name, Op)
-    if before is None or not any(step(edit, before, found=found) for step in (_up_affine, _up_binary, _up_reshape)):
-        return False
-    found.gone.insert(0, before)
-    return True
 
 
 @rule
@@ -114,7 +107,8 @@ def _up_binary(edit: Edit, node: Node, a: Binary, found: _Scores) -> bool:
             continue
         if constant is None:
             is_mask = edit.shape(node.inputs[at])[-1:] == found.shape[-1:]
-            if a.kind != "add" or found.flowing or found.factor != 1 or not is_mask or not _is_scores(edit, other):
+            is_scores = edit.private(other, MatMul, Affine, Binary) is not None  # a product, or an op that may follow
+            if a.kind != "add" or found.flowing or found.factor != 1 or not is_mask or not is_scores:
                 continue
             found.flowing = node.inputs[at]
         elif a.kind in ("add", "sub"):
@@ -127,11 +121,6 @@ def _up_binary(edit: Edit, node: Node, a: Binary, found: _Scores) -> bool:
         found.name = other
         return True
     return False
-
-
-def _is_scores(edit: Edit, name: str) -> bool:
-    """Whether a value may be scores: a product makes it, or an op that may follow one."""
-    return edit.private(name, MatMul, Affine, Binary) is not None
 
 
 @rule
