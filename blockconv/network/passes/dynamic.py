@@ -5,7 +5,6 @@ ONNX multiplies them by the found scale times the weights' scale, in an op of it
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,31 +27,24 @@ def scaled(network: Network) -> Network:
     return rewritten(network, _scale)
 
 
-class _Factor(NamedTuple):
-    """A found scale, which is a part of the value `found`, times constants."""
-
-    found: str
-    constant: Array
-
-
-def _factor(edit: Edit, name: str) -> _Factor | None:
-    """A value as a factor, if it is a found scale times constants; else None."""
+def _factor(edit: Edit, name: str) -> tuple[str, Array] | None:
+    """(the value that has a found scale as a part, constants) if this value is their product; else None."""
     through = edit.producer(name, Reshape)
     if through is not None:
         inner = _factor(edit, through.src)
-        return inner if inner is not None and inner.constant.size == 1 else None
+        return inner if inner is not None and inner[1].size == 1 else None
     part = edit.producer(name, Slice)
     if part is not None:
         a = part.attributes
         is_scale = edit.producer(part.src, FindQuantization) is not None and (a.begin, a.size) == (0, 1)
-        return _Factor(part.src, np.ones((), np.float32)) if is_scale else None
+        return (part.src, np.ones((), np.float32)) if is_scale else None
     product = edit.producer(name, Binary)
     if product is None or product.attributes != Binary("mul"):
         return None
     for _, other, constant in edit.constant_operands(product):
         inner = _factor(edit, other)
         if inner is not None:
-            return _Factor(inner.found, inner.constant * constant)
+            return inner[0], inner[1] * constant
     return None
 
 
@@ -66,11 +58,11 @@ def _scale(edit: Edit, node: Node, a: Binary) -> bool:
         factor = _factor(edit, other)
         if factor is None or edit.shape(value) != shape:
             continue
-        wide = of_rank(factor.constant.shape, len(shape))
-        axes = [k for k, size in enumerate(wide) if size > 1]
-        made = _Scaled(edit, factor.found)
+        found, constant = factor
+        axes = [k for k, size in enumerate(of_rank(constant.shape, len(shape))) if size > 1]
+        made = _Scaled(edit, found)
         try:
-            if len(axes) < 2 and made.scale(value, node.output, factor.constant.reshape(-1), *axes[:1]):
+            if len(axes) < 2 and made.scale(value, node.output, constant.reshape(-1), *axes[:1]):
                 return edit.replace((*made.old, node), *made.new)
         except ArgumentError:  # the constant is no scale of integers
             continue
