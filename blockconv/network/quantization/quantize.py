@@ -103,15 +103,15 @@ def quantize(
     >>> small.report.outputs["conv"] > 30  # decibels
     True
     """
-    kind = _checked_options(network, method, dtype, percentile, calibration)
-    if weights not in ("int8", "int4"):
-        raise ArgumentError(OP, "weights", weights, "has to be 'int8' or 'int4'")
+    _check_options(network, method, percentile, calibration)
+    kind: IntegerType = checked_word(OP, "dtype", dtype, INTEGERS)
     flags = check_flag(OP, "per_channel", per_channel), check_flag(OP, "reduce_range", reduce_range)
+    targets = WeightTarget(*flags, checked_word(OP, "weights", weights, ("int8", "int4")))
     fed = None if samples is None and calibration is not None else read_samples(network, samples)
     if calibration is None:
         calibration = measured(network, fed or (), method, percentile, None)
     named = _read_names("float32", float32), _read_names("int8", int8)
-    how = _Quantizing(calibration, kind, WeightTarget(*flags, "int4" if weights == "int4" else "int8"), *named)
+    how = _Quantizing(calibration, kind, targets, *named)
     fused, values, made = how.steps(network)
     report = _report(fused, made, values, fed)
     kept = {f.name: getattr(made, f.name) for f in fields(Network) if f.init and f.name != "remake"}
@@ -143,9 +143,7 @@ class _Quantizing:
         return fused, values, fuse(rewritten(fused, values, excluded, self.weights._replace(kept=eight)))
 
 
-def _checked_options(
-    network: Any, method: object, dtype: object, percentile: object, calibration: object
-) -> IntegerType:
+def _check_options(network: Any, method: object, percentile: object, calibration: object) -> None:
     check_network(OP, network)
     checked_word(OP, "method", method, METHODS)
     if calibration is not None and not isinstance(calibration, Calibration):
@@ -156,10 +154,6 @@ def _checked_options(
         if tensor.dtype != np.float32:
             rule = f"is {tensor.dtype}, and only float32 networks can be quantized"
             raise NetworkError(network.name, tensor.name, tensor.shape, rule)
-    for known in INTEGERS:
-        if dtype == known:
-            return known
-    raise ArgumentError(OP, "dtype", dtype, f"has to be {' or '.join(map(repr, INTEGERS))}")
 
 
 def _read_names(argument: str, names: object) -> Names:
