@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from blockconv.core.errors import ArgumentError, short
 from blockconv.core.layout import NATIVE, Layout
@@ -81,22 +81,15 @@ def _reorders(network: Network, options: Options, layouts: Iterable[Layout]) -> 
 OwnCosts = Callable[[Any, str, Layout, Layout], float | None]
 
 
-class _Asked(NamedTuple):
-    """The first node or value that has a cost, and the arguments of `OwnCosts` for it."""
+def _keys(network: Network, options: Options) -> dict[str, tuple[str, tuple[Any, str, Layout, Layout]]]:
+    """Each key that a plan of this network may read, in all of `NATIVE` and the requested layouts.
 
-    name: str
-    problem: Any
-    kernel: str
-    src: Layout
-    dst: Layout
-
-
-def _keys(network: Network, options: Options) -> dict[str, _Asked]:
-    """Each key that a plan of this network may read, in all of `NATIVE` and the requested layouts."""
+    With the first node or value that has this cost, and the arguments of `OwnCosts` for it.
+    """
     every = tuple(dict.fromkeys((*NATIVE, *options.named)))
     problem, found = formulated(network, replace(options, layouts=every, measure=False), every=True)
     known = {
-        cost_key(c, count): _Asked(node.name, c.request.problem, c.row.name, c.request.src, c.request.dst)
+        cost_key(c, count): (node.name, (c.request.problem, c.row.name, c.request.src, c.request.dst))
         for node, candidates in zipped(problem.network.nodes, found)
         for c in candidates
         for count in ({1, options.threads} if options.measure else {1})
@@ -105,7 +98,7 @@ def _keys(network: Network, options: Options) -> dict[str, _Asked]:
     for name, src, dst in _reorders(problem.network, options, every):
         tensor = problem.network.tensors[name]
         moved = ReorderProblem(tensor.shape, src.tag, dst.tag, 1 if tensor.type.is_packed else tensor.type.itemsize)
-        known.setdefault(reorder_key(tensor.shape, src, dst), _Asked(name, moved, "reorder", src, dst))
+        known.setdefault(reorder_key(tensor.shape, src, dst), (name, (moved, "reorder", src, dst)))
     return known
 
 
@@ -116,10 +109,10 @@ def own_costs(costs: Any, network: Network, options: Options) -> dict[str, float
     layouts.
     """
     if callable(costs):
-        given = {key: costs(*asked[1:]) for key, asked in _keys(network, options).items()}
+        given = {key: costs(*asked) for key, (_, asked) in _keys(network, options).items()}
         return read_costs({key: seconds for key, seconds in given.items() if seconds is not None})
     table = read_costs(costs)
-    known = {key: asked.name for key, asked in _keys(network, options).items()} if table else {}
+    known = {key: name for key, (name, _) in _keys(network, options).items()} if table else {}
     unknown = [key for key in table if key not in known]
     if unknown:
         rule = f"is unknown to this network, like {len(unknown)} of the {len(table)} keys"
