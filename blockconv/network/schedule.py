@@ -338,7 +338,7 @@ def _plus(address: Buffer | int | None, by: int) -> Buffer | int:
 def schedule(planned: Planned, wanted: Sequence[Layout], held: Parameters, threads: int) -> Schedule:
     """The schedule of a network. wanted: the layouts of its outputs."""
     network, problem = planned.network, planned.problem
-    s = _Scheduler(network, held, problem.reorder if planned.is_priced else _unpriced, threads)
+    s = _Scheduler(network, held, problem.reorder if planned.is_priced else lambda *_: math.nan, threads)
     for k, tensor in enumerate(network.inputs):
         layout = s.made[tensor.name] = problem.given[tensor.name]
         s.allocate((tensor.name, layout), Buffer(k))
@@ -355,8 +355,3 @@ def schedule(planned: Planned, wanted: Sequence[Layout], held: Parameters, threa
         if network.tensors[name].elements:
             s.deliver(name, layout, Buffer(first + k))
     return s.finish(first + len(network.outputs))
-
-
-def _unpriced(tensor: str, src: Layout, dst: Layout) -> float:
-    """The cost of a reorder that is compared with no other."""
-    return math.nan

@@ -307,7 +307,7 @@ def _kept_name(network: Network, options: Options) -> str:
     machine, asked = host(), replace(options, threads=1)
     caches = machine.second_level_cache, machine.last_level_cache
     values = network.nodes, network.tensors, network.inputs, network.outputs, tuple(network.constants)
-    return remembered.kept_name("choice", machine.isa, machine.profile, caches, asked, values)
+    return remembered.kept_name(machine.isa, machine.profile, caches, asked, values)
 
 
 def choices(planned: Planned) -> dict[str, list[Any]]:

@@ -13,11 +13,11 @@ from blockconv.jit import cache
 from blockconv.jit.cache import digest_of, modules
 
 
-def kept_name(kind: str, *what: Any) -> str:
-    """The name of what depends on these values and on this package, and on nothing else."""
+def kept_name(*what: Any) -> str:
+    """The name of a choice that depends on these values and on this package, and on nothing else."""
     written = io.BytesIO()
     _Plain(written).dump(what)
-    return f"{kind}-{hashlib.sha256(_package() + written.getbuffer()).hexdigest()[:32]}"
+    return f"choice-{hashlib.sha256(_package() + written.getbuffer()).hexdigest()[:32]}"
 
 
 def choice(name: str) -> tuple[Mapping[str, Any], float]:
