@@ -99,7 +99,7 @@ class Arithmetic:
             raise DtypeError(op, "weight", str(weight.dtype), rule, as_float("weight", weight.dtype))
         self._check_bias(bias)
         self.dst_zero_point = getattr(options.out_quantization, "zero_point", 0)  # its type is checked below
-        self.away = self._rounding()
+        self.away = _ROUNDING[checked_word(op, "rounding", options.rounding, _ROUNDING)]
         self.out_dtype = self._out_dtype()
         if self.is_float:
             self._check_that_nothing_is_quantized()
@@ -121,9 +121,6 @@ class Arithmetic:
                 else "has to be int32, because the weight is int8"
             )
             raise DtypeError(self.op, "bias", str(bias.dtype), rule)
-
-    def _rounding(self) -> bool:
-        return _ROUNDING[checked_word(self.op, "rounding", self.options.rounding, _ROUNDING)]
 
     def _out_dtype(self) -> ArrayDtype | None:
         """The requested output dtype, checked."""
