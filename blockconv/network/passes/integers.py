@@ -8,7 +8,7 @@ integers itself. Other ops run in float32 between the two (`dequantized`).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -101,14 +101,10 @@ def dequantized(network: Network) -> list[Node]:
 # ---------------------------------------------------------------- what moves elements
 
 
-def moves_integers(attributes: Op, type: ElementType) -> bool:
-    """Whether an op only moves elements, or takes the largest of them, and has kernels for elements of this type."""
-    return attributes.on_integers() == "moves" and (isinstance(attributes, Reshape) or has_kernels(attributes.op, type))
-
-
-def computes_in_integers(attributes: Op, type: ElementType) -> bool:
-    """Whether there are kernels from and to integers of this type for an op that computes, other than a convolution."""
-    return attributes.on_integers() == "computes" and has_kernels(attributes.op, type)
+def effect_on(attributes: Op, type: ElementType) -> Literal["moves", "computes"] | None:
+    """`Op.on_integers`, if there are kernels from and to integers of this type."""
+    effect = attributes.on_integers()
+    return effect if effect and (isinstance(attributes, Reshape) or has_kernels(attributes.op, type)) else None
 
 
 def _goes_down(edit: Edit, node: Node) -> bool:
@@ -117,7 +113,7 @@ def _goes_down(edit: Edit, node: Node) -> bool:
     first = sources[0]
     if first is None or any(s is None or s[1:] != first[1:] for s in sources):
         return False
-    if not moves_integers(node.attributes, first[2]):
+    if effect_on(node.attributes, first[2]) != "moves":
         return False
     value = edit.value_name(f"{node.output}.integers")
     inputs = tuple(source[0] for source in sources if source is not None)
@@ -129,7 +125,7 @@ def _goes_down(edit: Edit, node: Node) -> bool:
 @rule
 def _goes_up(edit: Edit, node: Node, a: Quantize, before: Node, b: Op) -> bool:
     """quantize(op(x)) is op(quantize(x)) where the op only moves elements."""
-    if not moves_integers(b, element(a.dtype)):
+    if effect_on(b, element(a.dtype)) != "moves":
         return False
     names = dict.fromkeys(before.inputs)
     values = {name: edit.value_name(f"{name}.quantized") for name in names}
@@ -267,13 +263,11 @@ def _conv_stores(edit: Edit, node: Node, a: Quantize, conv: Node, b: QuantizedCo
 @rule
 def _op_stores(edit: Edit, node: Node, a: Quantize, before: Node, of: Op) -> bool:
     """An op between dequantized values and a Quantize is one of integers."""
-    if of.on_integers() != "computes":
-        return False
     found = [source for name in before.inputs if (source := _dequantize(edit, name)) is not None]
     type = element(a.dtype)
     if len(found) < len(before.inputs) or any(source[2].unpacked != type.unpacked for source in found):
         return False
-    if not computes_in_integers(of, type):
+    if effect_on(of, type) != "computes":
         return False
     attributes = Quantized(of, tuple(source[1] for source in found), a.dst, a.dtype)
     gone = _only_read_here(edit, before.inputs)

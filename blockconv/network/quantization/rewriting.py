@@ -14,7 +14,7 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, Dequantize, Quantize
 from blockconv.network.ops.rule import names_of
 from blockconv.network.order import join, root
-from blockconv.network.passes.integers import computes_in_integers, moves_integers
+from blockconv.network.passes.integers import effect_on
 
 LEAST = 1e-30  # of a scale
 
@@ -56,12 +56,10 @@ def quantizable(network: Network, excluded: Collection[str], dtype: IntegerType)
                 wanted.add(node.src)
                 wanted |= set(flows[1:]) if node.output in wanted else set()
         elif node.output in wanted and flows == list(node.inputs):
-            if moves_integers(node.attributes, element(dtype)):
-                wanted |= set(flows)
-                for name in flows:
-                    join(moved, name, node.output)
-            elif computes_in_integers(node.attributes, element(dtype)):
-                wanted |= set(flows)
+            effect = effect_on(node.attributes, element(dtype))
+            wanted |= set(flows) if effect else set()
+            for name in flows if effect == "moves" else ():
+                join(moved, name, node.output)
     return {name: root(moved, name) for name in flows_in_order(network) if name in wanted}
 
 
