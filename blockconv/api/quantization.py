@@ -79,12 +79,7 @@ def quantize_linear(
     [0, 10, 12, 12, 208]
     """
     op = "quantize_linear"
-    src = x if isinstance(x, BlockedArray) else entered(op, "x", as_numpy(x, op, "x"))
-    to = _dtype(op, dtype)
-    kinds = ("float32", *BYTES, "int32")
-    if str(src.dtype) not in kinds:
-        raise DtypeError(op, "x", str(src.dtype), f"has to be {', '.join(kinds[:-1])} or {kinds[-1]}")
-    given = None
+    src, to, given = _source(op, x, "float32", *BYTES, "int32"), _dtype(op, dtype), None
     if src.dtype != np.float32:
         given = _checked(op, "input_quantization", input_quantization, src)
     elif input_quantization is not None:
@@ -129,11 +124,17 @@ def dequantize_linear(
     [-5.0, 0.0, 122.5]
     """
     op = "dequantize_linear"
-    src = x if isinstance(x, BlockedArray) else entered(op, "x", as_numpy(x, op, "x"))
-    if str(src.dtype) not in (*BYTES, "int32"):
-        raise DtypeError(op, "x", str(src.dtype), "has to be uint8, int8 or int32")
+    src = _source(op, x, *BYTES, "int32")
     given = _checked(op, "quantization", quantization, src)
     return _convert(op, x, src, np.dtype(np.float32), (given, None), layout)
+
+
+def _source(op: str, x: Any, *kinds: str) -> BlockedArray:
+    """An array of one of these types."""
+    src = x if isinstance(x, BlockedArray) else entered(op, "x", as_numpy(x, op, "x"))
+    if str(src.dtype) not in kinds:
+        raise DtypeError(op, "x", str(src.dtype), f"has to be {', '.join(kinds[:-1])} or {kinds[-1]}")
+    return src
 
 
 def _dtype(op: str, dtype: Any) -> np.dtype[Any]:
