@@ -422,9 +422,7 @@ def _gradients_in_groups(
     beside = [by_channel(op, "weight", weight, x, sizes)]
     for name, each in zipped(("mean", "inverse"), known):
         array = as_numpy(each, op, name)
-        if array.shape != statistics:
-            rule = f"has to have shape {statistics}, as {op.removesuffix('_backward')} returns it"
-            raise ArgumentError(op, name, array, rule)
+        check_same(op, name, array, statistics, f"the {name} that {op.removesuffix('_backward')} returns")
         beside.append(computed(op, name, array.transpose(0, 2, 3, 1) if per_pixel else array, x))
     written = _out(op, given[0], out, x)
     of_input, *found = _FRAMES[op]((x, of_output), (groups, per_pixel, 0.0), False, tuple(beside), written)

@@ -7,19 +7,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Shape, check_same
 from blockconv.core.element_problem import ElementsProblem
 from blockconv.core.eltwise_problem import FindQuantizationProblem
-from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization, integers
 from blockconv.core.types import Array, ElementType, element
-from blockconv.network.ops.base import Op, Solved, check_type, converted_types
+from blockconv.network.ops.base import Solved, check_type, converted_types
 from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reads, Site
 from blockconv.network.ops.windows import IntegerConvolution
 
 __all__ = ["DynamicConv2d", "DynamicQuantize", "FindQuantization"]
 
-FOUND = (2,)
+FOUND = (2,)  # a scale and a zero point
 
 
 class FindQuantization(Solved):
@@ -57,7 +56,7 @@ class DynamicQuantize(Solved):
         return {"kind": "convert", "shapes": shapes[:1]}
 
     def infer(self, src: Shape, found: Shape) -> Shape:
-        _check_found(self, found)
+        check_same(self.op, "found", found, FOUND)
         return src
 
     def infer_type(self, src: ElementType, found: ElementType) -> ElementType:
@@ -85,7 +84,7 @@ class DynamicConv2d(IntegerConvolution):
     dtype: Literal["int32", "float32"] = "int32"
 
     def infer(self, src: Shape, found: Shape, residual: Shape | None, wei: Shape, bias: Shape | None) -> Shape:
-        _check_found(self, found)
+        check_same(self.op, "found", found, FOUND)
         shape = super().infer(src, residual, wei, bias)
         if self.dtype == "int32" and (residual or bias or not self.activation.is_identity):
             raise self._error("dtype", "excludes bias, residual and activation")
@@ -115,8 +114,3 @@ class DynamicConv2d(IntegerConvolution):
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         return ALL_PIXELS  # for the quantization that is found
-
-
-def _check_found(attributes: Op, shape: Shape) -> None:
-    if shape != FOUND:
-        raise ArgumentError(attributes.op, "found", shape, f"has to have shape {FOUND}: a scale and a zero point")
