@@ -169,9 +169,13 @@ def convolved(
         raise Unsupported("3-D windows of integers in groups")
     total: Tensors = ()
     for k, tap in enumerate(taps):
-        wei = weight(lambda w, k=k: np.ascontiguousarray(w[:, :, k]))
-        total = (call.convolve(made, tap, total, (wei, *(() if total else bias))),)
+        total = (call.convolve(made, tap, total, (_tap(weight, k), *(() if total else bias))),)
     return _volume(call, total[0], n)
+
+
+def _tap(weight: Weight, k: int) -> Tensor:
+    """The weight of images for one tap along D."""
+    return weight(lambda w: np.ascontiguousarray(w[:, :, k]))
 
 
 def _taps(call: Translation, y: Tensor, n: int, depth: Depth, zero: float) -> Iterator[Tensor]:
@@ -217,8 +221,7 @@ def transposed(
     y, sums = _images(call, x), dict[int, Tensor]()
     once = size == stride and dilation == 1 and begin + count <= rows * stride  # each slice is one tap's, with its bias
     for k, (first, rest) in enumerate(at):
-        wei = weight(lambda w, k=k: np.ascontiguousarray(w[:, :, k]))
-        z = call.emit(made, y, parameters=(wei, *(bias if once else ())))
+        z = call.emit(made, y, parameters=(_tap(weight, k), *(bias if once else ())))
         z = _padded(call, z, first * n, (rows - d - first) * n)
         sums[rest] = call.helper(Binary("add"), sums[rest], z) if rest in sums else z
     _, c, h, w = z.shape
