@@ -21,12 +21,12 @@ from blockconv.core.activation import activation as read_activation
 from blockconv.core.checks import Names, Shape, check_same, checked_groups, checked_word
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
-from blockconv.core.layout import Layout, part_of
+from blockconv.core.layout import NCHW, NHWC, Layout, part_of
 from blockconv.core.problem import Conv2dProblem, window_fields
 from blockconv.core.python import zipped
 from blockconv.core.types import Array, Types
 from blockconv.dispatch import selection
-from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, is_channels_last
+from blockconv.dispatch.array import BlockedArray, is_channels_last
 from blockconv.dispatch.boundary import ONE_IMAGE, PADDINGS, read_window
 from blockconv.dispatch.packing import (
     PLAIN,

@@ -17,12 +17,11 @@ import numpy as np
 from blockconv.core.checks import Names, Shape, check_same
 from blockconv.core.errors import ArgumentError, DtypeError, UnsupportedError
 from blockconv.core.interop import as_numpy, like, like_any
-from blockconv.core.layout import Layout
+from blockconv.core.layout import NCHW, Layout
 from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, Array, Types, as_float
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import (
-    NCHW,
     BlockedArray,
     allocate,
     check_alias,

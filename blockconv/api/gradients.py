@@ -13,10 +13,9 @@ from blockconv.api.frame import Call, Computation, Frame, Result, chosen
 from blockconv.core.checks import Shape, check_extents, check_flag, check_same, checked_groups, read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_autocast, with_gradient
-from blockconv.core.layout import Layout
+from blockconv.core.layout import NCHW, Layout
 from blockconv.core.problem import Conv2dBackwardWeightsProblem, Conv2dProblem, transposed_problem, window_fields
 from blockconv.core.types import FLOATS, Types, element
-from blockconv.dispatch.array import NCHW
 from blockconv.dispatch.boundary import output_paddings, read_window
 
 

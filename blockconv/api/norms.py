@@ -25,10 +25,10 @@ from blockconv.core.checks import (
 from blockconv.core.eltwise_problem import BatchNormProblem, GroupNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, raised_by
 from blockconv.core.interop import as_numpy, like, like_any
-from blockconv.core.layout import Layout
+from blockconv.core.layout import NCHW, NHWC, Layout
 from blockconv.core.python import zipped
 from blockconv.core.types import Types, element
-from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
+from blockconv.dispatch.array import BlockedArray, to_layout
 
 UNBOUNDED = -math.inf, math.inf
 _RUNNING = "running_mean", "running_var"

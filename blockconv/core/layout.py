@@ -303,6 +303,7 @@ _tag_of = {name: row.tag for row in KNOWN for name in (row.name, *row.aliases)} 
 
 NATIVE = tuple(map(Layout, ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4")))
 """The eight layouts that kernels are tuned for. `Layout.is_native` tells all layouts with kernels."""
+NCHW, NHWC = NATIVE[:2]
 
 
 def read_layout(op: str, argument: str, layout: Layout | str, asked: object = None) -> Layout:

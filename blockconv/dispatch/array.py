@@ -14,13 +14,11 @@ from blockconv.core.checks import Shape, check_bytes, check_extents, check_same,
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.files import StrPath, as_path, reading, replacing
 from blockconv.core.interop import as_numpy
-from blockconv.core.layout import Layout, read_layout, row_major
+from blockconv.core.layout import NHWC, Layout, read_layout, row_major
 from blockconv.core.python import bounded_cache
 from blockconv.core.types import NIBBLES, Array, ArrayDtype, Types, element, numpy_dtype
 from blockconv.dispatch.selection import Ends, reorder_program
 from blockconv.runtime import address_of, aligned_empty, get_num_threads
-
-NCHW, NHWC = Layout("NCHW"), Layout("NHWC")
 
 
 class BlockedArray:

@@ -12,10 +12,10 @@ import numpy as np
 from blockconv.core.checks import Pads, Pair, check_extents, whole
 from blockconv.core.errors import ArgumentError, LayoutError, warn
 from blockconv.core.interop import as_numpy
-from blockconv.core.layout import Layout, read_layout
+from blockconv.core.layout import NCHW, NHWC, Layout, read_layout
 from blockconv.core.python import zipped
 from blockconv.core.types import Array
-from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
+from blockconv.dispatch.array import BlockedArray, to_layout
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ import numpy as np
 from blockconv._version import __version__
 from blockconv.core import target
 from blockconv.core.checks import Pair
-from blockconv.core.layout import Layout
+from blockconv.core.layout import NCHW, NHWC, Layout
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 from blockconv.core.python import zipped
 from blockconv.core.types import Types
@@ -131,7 +131,7 @@ def _profile(shapes: list[TileShape]) -> MachineProfile:
 def _multiply_adds(shape: TileShape) -> Callable[[], None]:
     """Work that a core's clock alone decides the time of: source, weights and destination fit its first-level cache."""
     problem = Conv2dProblem(1, DEPTHS[1] // 2, 1, TILES * shape.pixels, shape.vectors * _lanes(), 1, 1)
-    return _convolution(problem, Layout("NHWC"), Layout("NHWC"), shape)
+    return _convolution(problem, NHWC, NHWC, shape)
 
 
 def _dot_times(types: Types, dot: Dot) -> tuple[TileTimes, ...]:
@@ -177,7 +177,7 @@ def _tile_times(shape: TileShape, dst: str, types: Types = _FLOATS, reduced: Red
         for blocks in reduced.blocks:
             oc = blocks * shape.vectors * lanes
             problem = Conv2dProblem(1, depth * reduced.channels, 1, reduced.tiles * shape.pixels, oc, 1, 1)
-            runs[depth, blocks] = _convolution(problem, Layout("NHWC"), Layout(dst), shape, reduced.row, types)
+            runs[depth, blocks] = _convolution(problem, NHWC, Layout(dst), shape, reduced.row, types)
     found = in_turns(runs)
     few, many = reduced.blocks
     more = reduced.tiles * (many - few)
@@ -232,12 +232,12 @@ def _stores(shape: TileShape, whole: TileTimes) -> dict[str, float]:
 
 def _partial() -> float:
     """The extra seconds of a vector with three quarters of its channels, over one that is stored whole."""
-    lanes, tiles, groups, src = _lanes(), 32, 8, Layout("NHWC")
+    lanes, tiles, groups = _lanes(), 32, 8
     pixels = next(most for vectors, most in tiles_of_registers(target.isa(), target.isa().fma) if vectors == 1)
     runs = {}
     for oc in (lanes * 3 // 4, lanes):
         problem = Conv2dProblem(1, groups * 8, 1, tiles * pixels, groups * oc, 1, 1, g=groups)
-        runs[oc] = _convolution(problem, src, src, TileShape(1, pixels, 1))
+        runs[oc] = _convolution(problem, NHWC, NHWC, TileShape(1, pixels, 1))
     part, whole = in_turns(runs).values()
     return max(0.0, (part - whole) / (groups * tiles * pixels))
 
@@ -389,11 +389,11 @@ def _copy(size: int) -> Callable[[], None]:
 
 def _read(size: int) -> Callable[[], None]:
     """The greatest of each of some planes, of so many bytes together."""
-    lay, planes, rows = Layout("NCHW"), 16, 64
+    planes, rows = 16, 64
     columns = size // (planes * rows * ITEMSIZE)
     problem = Pool2dProblem("max", 1, planes, rows, columns, rows, columns)
-    found = named("pool2d", "pool_windows").prepare(problem, lay, lay, _FLOATS)
-    return runner(found, problem, lay, lay, ITEMSIZE)
+    found = named("pool2d", "pool_windows").prepare(problem, NCHW, NCHW, _FLOATS)
+    return runner(found, problem, NCHW, NCHW, ITEMSIZE)
 
 
 def _launch() -> float:

@@ -34,8 +34,8 @@ from blockconv.api.pooling import (
     global_max_pool2d,
     max_pool2d,
 )
-from blockconv.core.layout import Layout
-from blockconv.dispatch.array import NCHW, NHWC, is_channels_last
+from blockconv.core.layout import NCHW, NHWC, Layout
+from blockconv.dispatch.array import is_channels_last
 from blockconv.nopython.calls import SLOTS, SYMBOL, VERSION, KnownCall, Native, Root, of_computation, table
 
 ARRAYS = ("input", "weights", "bias")  # of each call; None where it has none

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.checks import Pair, Shape, check_same
-from blockconv.core.layout import Layout, row_major
+from blockconv.core.layout import NCHW, NHWC, Layout, row_major
 from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, Array, Types, element
 from blockconv.network.ops.base import OUTPUT, Buffers, Further, Op, Trained
@@ -25,8 +25,6 @@ __all__ = [
     "MaxPool2dIndices",
     "PoolBackward",
 ]
-
-NCHW, NHWC = Layout("NCHW"), Layout("NHWC")
 
 
 class FurtherResult(Op):
