@@ -15,7 +15,6 @@ import numpy as np
 
 from blockconv.api.annotations import AnyArray, Array, PoolPadding, Sizes
 from blockconv.api.frame import Call, Computation, Frame, Result, as_blocked, by_axes, chosen, given_array
-from blockconv.api.gradients import checked_shape
 from blockconv.core.checks import MOST_EXTENT, Pair, Shape, check_extents, check_flag, check_same, read_sizes, whole
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import with_gradient
@@ -24,7 +23,7 @@ from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, window_
 from blockconv.core.python import zipped
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import NIBBLES, Types, is_quantized
-from blockconv.dispatch.array import BlockedArray
+from blockconv.dispatch.array import BlockedArray, checked_shape
 from blockconv.dispatch.boundary import both, pair, sides, two
 from blockconv.dispatch.quantizing import check_zero_point
 from blockconv.kernels.pool.blocking import ANY_TYPE
@@ -513,7 +512,7 @@ def _gradient(
 
 def _solve_gradient(op: str, call: Call) -> Computation:
     (shape, parameters), y = call.options, call.arrays["grad"]
-    sizes = checked_shape(op, "input" if op == "max_pool2d_backward" else "input_shape", shape)
+    sizes = checked_shape(op, shape, "input" if op == "max_pool2d_backward" else "input_shape", 4)
     with raised_by(op):
         problem = PROBLEMS[op.removesuffix("_backward")](sizes, *parameters).backward()
     for name, x in call.arrays.items():

@@ -427,11 +427,11 @@ def storage_for(layout: Layout, shape: Shape, dtype: ArrayDtype) -> tuple[int, S
     return nbytes, layout.storage_shape(shape), dtype
 
 
-def checked_shape(op: str, shape: Sequence[int]) -> Shape:
+def checked_shape(op: str, shape: Any, argument: str = "shape", rank: int | None = None) -> Shape:
     sizes = read_sizes(shape)
-    if sizes is None:
-        raise ArgumentError(op, "shape", shape, "has to be a sequence of ints of at least 0")
-    check_extents(op, "shape", shape, sizes)
+    if sizes is None or rank not in (None, len(sizes)):
+        raise ArgumentError(op, argument, shape, f"has to be {rank or 'a sequence of'} ints of at least 0")
+    check_extents(op, argument, shape, sizes)
     return sizes
 
 
