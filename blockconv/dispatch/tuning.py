@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median_high
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,7 +127,7 @@ def seconds_of(launches: Sequence[Launch], nbytes: Sequence[int], threads: int) 
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2]
+    return median_high(times)
 
 
 def runner(

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from statistics import median_high
 from typing import Any, get_args
 
 import numpy as np
@@ -44,7 +45,7 @@ from blockconv.network.planning.resized import resized
 from blockconv.network.reporting import explain
 from blockconv.network.reporting import page as report
 from blockconv.network.reporting.data import PlanData, collected
-from blockconv.network.reporting.profile import Profile, median_seconds, seconds_of_actions
+from blockconv.network.reporting.profile import Profile, seconds_of_actions
 from blockconv.network.rest import RestPlan
 from blockconv.network.schedule import Action, schedule
 from blockconv.network.tiling import Tiling, checked_out, run_tiled, tiling
@@ -507,11 +508,10 @@ class Plan:
         bound, sources, results = self._entered(inputs, named)
         buffers = [*map(address_of, sources), *map(address_of, results)]
         threads, actions = self.options.threads, bound.schedule.actions
-        in_one, each = measured_runs(bound, buffers, threads, runs + 1)
-        # The first of each warms up.
-        seconds = tuple(median_seconds(times[1:]) for times in each)
+        measured = measured_runs(bound, buffers, threads, runs + 1)
+        in_one, *each = (median_high(times[1:]) / 1e9 for times in measured)  # the first of each warms up
         predicted = seconds_of_actions(bound.planned, actions, threads)
-        profile = Profile(actions, seconds, median_seconds(in_one[1:]), predicted, threads)
+        profile = Profile(actions, tuple(each), in_one, predicted, threads)
         if bound is self._first:
             self._profiled = profile
         return profile

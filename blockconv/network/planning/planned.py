@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from statistics import median_high
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -433,8 +434,8 @@ def _timed(
             seconds = tuning.seconds_of(*alone(network, node, candidate, held, threads), threads)
             known.put(name, seconds)
         times[candidate] = seconds
-    ratios = sorted(seconds / candidate.cost for candidate, seconds in times.items() if candidate.cost)
-    ratio = ratios[len(ratios) // 2] if ratios else 1.0
+    ratios = [seconds / candidate.cost for candidate, seconds in times.items() if candidate.cost]
+    ratio = median_high(ratios or [1.0])
     timed = (c if c.row is None else c._replace(cost=times.get(c, c.cost * ratio)) for c in options)
     return tuple(cheapest(timed, every=False))
 

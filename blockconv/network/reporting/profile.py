@@ -4,7 +4,6 @@ The planner chooses by the cost on one thread, so that neither the choice nor an
 Predictions here are for the threads that ran: users want to know them, and they choose nothing.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from blockconv.core import text
@@ -57,11 +56,6 @@ def call_cells(action: Action) -> tuple[str, str, str]:
     name = action.name if action.node is not None else f"{action.kind} {action.name}"
     kernel = text.shortened(action.kernel, 20)
     return text.shortened(name, 26), kernel, text.arrow(*action.layouts)
-
-
-def median_seconds(nanoseconds: Sequence[int]) -> float:
-    """The median of some times, in seconds."""
-    return sorted(nanoseconds)[len(nanoseconds) // 2] / 1e9
 
 
 def seconds_of_plan(planned: Planned, solution: Solution, threads: int) -> float:
