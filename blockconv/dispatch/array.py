@@ -56,17 +56,13 @@ class BlockedArray:
         self.layout = read_layout("BlockedArray", "layout", layout)
         self.shape = checked_shape("BlockedArray", shape)
         require_rank("BlockedArray", self.layout, "shape", len(self.shape))
-        wanted = self.layout.storage_shape(self.shape)
         if not isinstance(storage, np.ndarray) or isinstance(storage, np.ma.MaskedArray):
             rule = "has to be a NumPy array without a mask"
             raise ArgumentError("BlockedArray", "storage", type(storage).__name__, rule, "see to_layout")
         named = storage.dtype if dtype is None else checked_dtype("BlockedArray", dtype)
         self.dtype: ArrayDtype = named
-        if isinstance(named, str):
-            wanted = (-(-math.prod(wanted) // 2),)
-            require_dtype("BlockedArray", "storage", storage.dtype, np.dtype(np.uint8))
-        else:
-            require_dtype("BlockedArray", "storage", storage.dtype, named)
+        _, wanted, held = storage_for(self.layout, self.shape, named)
+        require_dtype("BlockedArray", "storage", storage.dtype, held)
         require_movable("BlockedArray", "storage", storage.dtype)
         if storage.shape != wanted:
             rule = f"has to have shape {wanted} for the logical shape {self.shape} in {self.layout}"
