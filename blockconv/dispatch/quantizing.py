@@ -5,7 +5,7 @@ The sum of (x - zero_point) * w is the sum of x * w, less zero_point times the s
 so zero points cost nothing where products are added. (A window's border holds the zero point, and adds nothing.)
 """
 
-import struct
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization, Requantization
 from blockconv.core.target import Isa
-from blockconv.core.types import LIGHT, Array, ElementType, Types, ieee
+from blockconv.core.types import LIGHT, Array, ElementType, Types, element, ieee
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.packing import pack_bias
 from blockconv.kernels import WeightForm
@@ -34,7 +34,7 @@ MOST_PRODUCTS_INT4 = (2**31 - 1) // LARGEST_INT4
 
 def check_sums(op: str, weight: Array | BlockedArray, bias: Array | None) -> None:
     """Raise unless every sum of products, and with its bias, is sure to be an int32, whatever the source holds."""
-    products = int(np.prod(weight.shape[1:], dtype=object))
+    products = math.prod(weight.shape[1:])
     is_int4 = isinstance(weight, BlockedArray)
     largest, allowed = (LARGEST_INT4, MOST_PRODUCTS_INT4) if is_int4 else (LARGEST, MOST_PRODUCTS)
     if products > allowed:
@@ -83,7 +83,7 @@ def is_light(weight: Array | BlockedArray) -> bool:
 
     Sums of products with bytes are then below 256 times that, which Winograd convolution is exact for.
     """
-    products = int(np.prod(weight.shape[1:], dtype=object))
+    products = math.prod(weight.shape[1:])
     if products * (8 if isinstance(weight, BlockedArray) else 128) < LIGHT:
         return True
     if isinstance(weight, BlockedArray):
@@ -227,5 +227,4 @@ def _four_bytes(value: int, type: ElementType) -> int:
     return (value & 15) * 0x11111111 if type.is_packed else (value & 255) * 0x01010101
 
 
-def _bits(value: Any) -> int:
-    return int(struct.unpack("q", struct.pack("d", float(value)))[0])
+_bits = element("float64").bits
