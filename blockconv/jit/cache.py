@@ -108,11 +108,7 @@ def source_digest() -> str:
 @functools.cache
 def _fingerprint() -> str:
     digest = hashlib.sha256()
-    versions = (
-        llvmlite.__version__,
-        sys.implementation.cache_tag,
-        triple(),
-    )
+    versions = llvmlite.__version__, sys.implementation.cache_tag, triple()
     for text in (*versions, target_cpu(), *sorted(target_features())):
         digest.update(str(text).encode() + b"\0")
     digest.update(bytes.fromhex(source_digest()))

@@ -340,13 +340,13 @@ class Emitted:
 # ---------------------------------------------------------------- slots
 
 
-def alloca_once(kind, count: int = 1, value=None):
-    """The address of `count` values of a type on the stack, where the function has them once, however often this runs.
+def alloca_once(kind, value=None):
+    """The address of a value of a type on the stack, where the function has it once, however often this runs.
 
-    value: of the first from here on. It is zero when the function starts.
+    value: the value from here on. It is zero when the function starts.
     """
     with build.goto_entry_block():
-        slot = build.alloca(kind, count)
+        slot = build.alloca(kind)
         build.store(kind(None), slot)
     if value is not None:
         build.store(value, slot)

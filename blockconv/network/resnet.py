@@ -15,13 +15,13 @@ EXPANSION = 4
 CLASSES = 1000
 
 
-def resnet50(batch: int = 1, size: int = 224, seed: int = 0) -> Network:
-    """The network over (batch, 3, size, size) float32, batch norms folded; gives (batch, 1000, 1, 1).
+def resnet50(size: int = 224) -> Network:
+    """The network over (1, 3, size, size) float32, batch norms folded; gives (1, 1000, 1, 1).
 
     Weights keep the variance of what a ReLU gives, and residual branches are scaled down, so that values
     neither vanish nor overflow.
     """
-    builder, rng = NetworkBuilder("ResNet-50"), np.random.default_rng(seed)
+    builder, rng = NetworkBuilder("ResNet-50"), np.random.default_rng(0)
 
     def conv(
         x: str, ic: int, oc: int, k: int, stride: int = 1, relu: bool = True, gain: float = 1.0, residual: Any = None
@@ -34,7 +34,7 @@ def resnet50(batch: int = 1, size: int = 224, seed: int = 0) -> Network:
         act = "relu" if relu else None
         return builder.conv2d(x, weight, bias, stride, k // 2, activation=act, residual=residual)
 
-    x = conv(builder.input("image", (batch, 3, size, size)), 3, 64, 7, 2)
+    x = conv(builder.input("image", (1, 3, size, size)), 3, 64, 7, 2)
     x, ic = builder.max_pool2d(x, 3, 2, 1), 64
     for channels, blocks, first in STAGES:
         for stride in (first, *(1,) * (blocks - 1)):
