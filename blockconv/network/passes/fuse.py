@@ -230,9 +230,8 @@ def _branch(edit: Edit, name: str, beside: Any, dtype: FloatType = "float32") ->
         alike = (attributes.stride, attributes.groups) == (own.stride, own.groups)
         if conv.inputs != (source,) or not alike or not attributes.activation.is_identity:
             return None
-        weight, *bias = (edit.constants[read] for read in conv.parameters)
-        shift = bias[0].astype(np.float64) if bias else np.zeros(oc)
-        return _Branch((conv,), weight.astype(np.float64), shift, attributes)
+        weight, *bias = edit.factors(conv)
+        return _Branch((conv,), weight, bias[0] if bias else np.zeros(oc), attributes)
     affine = edit.private(name, Affine)
     narrow = dtype != "float32" or edit.type(source).is_half
     if own.stride != (1, 1) or edit.shape(source)[1] != oc or narrow:
