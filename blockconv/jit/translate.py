@@ -10,6 +10,7 @@ All that is private to Numba and that blockconv uses is here; nothing else impor
 imports neither.
 """
 
+import collections
 import functools
 import inspect
 import operator
@@ -98,14 +99,10 @@ class _Call:
             waiting = (waiting | following) - reached
         return sorted(reached)
 
-    def assignments(self, labels: list[int]) -> dict[str, int]:
+    def assignments(self, labels: list[int]) -> collections.Counter[str]:
         """How often each variable is assigned in some blocks."""
-        found: dict[str, int] = {}
-        for label in labels:
-            for inst in self.blocks[label].body:
-                if isinstance(inst, numba_ir.Assign):
-                    found[inst.target.name] = found.get(inst.target.name, 0) + 1
-        return found
+        every = (inst for label in labels for inst in self.blocks[label].body)
+        return collections.Counter(inst.target.name for inst in every if isinstance(inst, numba_ir.Assign))
 
     def is_known(self, node) -> bool:
         """Whether an expression's value follows from `values`, without any code."""
