@@ -16,12 +16,8 @@ class _Product(OpProblem):
     """The base of products of matrices.
 
     orders: of the operands and the result.
+    size: the axes before the last two, rows and columns of the result. Raises ArgumentError.
     """
-
-    @property
-    def size(self) -> tuple[Shape, int, int]:
-        """The axes before the last two, rows and columns of the result. Raises ArgumentError."""
-        raise NotImplementedError
 
     def check(self: Any) -> None:
         """Check the operands' dimensions, and the orders."""

@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -39,8 +39,10 @@ class Weighted(Op):
     """The base of convolutions and transposed convolutions.
 
     parameters: the weight, and perhaps a bias.
+    problem: the problem that kernels are chosen for, from the shapes of source and weight.
     """
 
+    problem: ClassVar[Callable[..., Any]]
     parameters = range(1, 3)
     of_images = True
     stride: Pair = (1, 1)
@@ -51,10 +53,6 @@ class Weighted(Op):
 
     def __post_init__(self) -> None:
         checked_whole(self.op, "groups", self.groups, least=1)
-
-    def problem(self, src: Shape, wei: Shape) -> Any:
-        """The problem that kernels are chosen for."""
-        raise NotImplementedError
 
     def infer(self, src: Shape, *others: Any) -> Shape:
         """others: perhaps a residual, then weight and bias."""
