@@ -265,10 +265,6 @@ class ResizeProblem(OpProblem):
         """The logical shape of the destination, (n, c, oh, ow)."""
         return self.n, self.c, self.oh, self.ow
 
-    def of_images(self, n: int) -> ResizeProblem:
-        """The same problem with `n` images."""
-        return replace(self, n=n)
-
     def reach(self, axis: Side) -> Fraction:
         """How far from its coordinate an output reads, in elements of the source: below, and up to it."""
         support = Fraction(2 if self.mode == "cubic" else 1)

@@ -85,7 +85,8 @@ class OpProblem(Record):
 
     def of_images(self, n: int) -> Any:
         """The same problem with `n` images, the first axis."""
-        return replace(self, **{self.sources[0]: (n, *self.src_shape[1:])})
+        images: Any = {"n": n} if hasattr(self, "n") else {self.sources[0]: (n, *self.src_shape[1:])}
+        return replace(self, **images)
 
 
 _CHECKED: dict[Any, Callable[[str, str, Any], Any]] = {
@@ -132,10 +133,6 @@ class _Images(OpProblem):
     def count(self) -> int:
         """The number of such layers in the network: 4 for a name that ends in `*4`, else 1."""
         return count_in(self.name)
-
-    def of_images(self: Any, n: int) -> Any:
-        """The same problem with `n` images."""
-        return replace(self, n=n)
 
     def named(self, name: str) -> Any:
         """The same problem with another label."""
