@@ -243,10 +243,6 @@ class Types(NamedTuple):
         return self.wei.finite or not self.wei.is_float
 
     @property
-    def is_uniform(self) -> bool:
-        return len({(type.name, type.narrow) for type in self}) == 1
-
-    @property
     def is_requantized(self) -> bool:
         """Whether integer accumulators become something else on their way out."""
         return not self.acc.is_float and self.dst != self.acc
@@ -257,7 +253,8 @@ class Types(NamedTuple):
 
 @bounded_cache
 def _name_of(types: Types) -> str:
-    return types.src.name if types.is_uniform else "/".join(map(str, types))
+    kinds = {(type.name, type.narrow) for type in types}
+    return types.src.name if len(kinds) == 1 else "/".join(map(str, types))
 
 
 # The types of convolutions of 8-bit sources.

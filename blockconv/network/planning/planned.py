@@ -224,7 +224,7 @@ def _solve(problem: LayoutProblem, options: Options) -> Solution:
 
     def keep(step: Step, choice: Choice) -> bool:
         wanted = asked.get(step.name, choice.dst)
-        return choice.is_like(wanted) if isinstance(wanted, Choice) else choice.dst == wanted
+        return replace(choice, cost=wanted.cost) == wanted if isinstance(wanted, Choice) else choice.dst == wanted
 
     found = restricted(problem, keep, solver)
     return replace(found, bound=-math.inf) if options.is_own else found

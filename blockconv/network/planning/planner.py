@@ -41,10 +41,6 @@ class Choice:
     cost: float
     kernel: str | None = None
 
-    def is_like(self, other: Choice) -> bool:
-        """Whether both are the same but for the seconds."""
-        return (self.kernel, self.srcs, self.dst) == (other.kernel, other.srcs, other.dst)
-
 
 @frozen
 class Step:

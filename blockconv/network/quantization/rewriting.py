@@ -8,7 +8,7 @@ import numpy as np
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import Array, ElementType, IntegerType, element
+from blockconv.core.types import Array, IntegerType, element
 from blockconv.dispatch.quantizing import LARGEST, check_sums, pair_sums
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, Dequantize, Quantize
@@ -89,9 +89,6 @@ class WeightTarget(NamedTuple):
     dtype: Literal["int8", "int4"]
     kept: Collection[str] = ()
 
-    def type_of(self, node: Node) -> ElementType:
-        return element("int8" if node.name in self.kept else self.dtype)
-
 
 def rewritten(
     network: Network,
@@ -133,7 +130,7 @@ def _with_integer_weights(
 ) -> tuple[Node, list[Node]]:
     """A convolution with weights and bias of integers, and the nodes that dequantize them."""
     weight, *bias = (constants[name].astype(np.float64) for name in node.parameters)
-    oc, most_of_type = len(weight), how.type_of(node).bounds[1]
+    oc, most_of_type = len(weight), element("int8" if node.name in how.kept else how.dtype).bounds[1]
     # A pair may sum to 127, and rounding may add 1. Weights of 4 bits are never as large.
     largest = (
         pair_sums(weight)
