@@ -113,11 +113,7 @@ def lower(name: str, body: Callable[..., None]) -> str:
 # ---------------------------------------------------------------- linking
 
 
-@functools.cache
-def _linker():
-    return llvm.create_lljit_compiler()
-
-
+_linker = functools.cache(llvm.create_lljit_compiler)
 _names = itertools.count()
 
 

@@ -154,9 +154,7 @@ def _entries(directory: PrivateDirectory) -> list[str]:
     return [name for name in directory.names() if not name.startswith(".")]
 
 
-@functools.cache
-def _prune_once(cache: KernelCache) -> None:
-    cache.prune()
+_prune_once = functools.cache(KernelCache.prune)
 
 
 @functools.cache
