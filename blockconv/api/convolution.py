@@ -260,10 +260,8 @@ class CheckedConvolution:
     def _operands(self, to: _Prepared, residual: Any, kept: dict[Any, Array]) -> tuple[Array, Array, Array]:
         """Packed weights, biases, parameters."""
         # In the type that they are multiplied in: float32 ones are rounded for an input of 16 bits.
-        weight, key = (
-            np.asarray(self.weight).astype(to.types.wei.dtype, copy=False),
-            (to.form, to.types, self.weight.shape[0]),
-        )
+        weight = np.asarray(self.weight).astype(to.types.wei.dtype, copy=False)
+        key = to.form, to.types, self.weight.shape[0]
         if key not in kept:
             kept[key] = pack_weights(to.problem, weight, to.form)
         return kept[key], *self.arithmetic.beside_weights(*to[:3], weight, self.bias, residual)

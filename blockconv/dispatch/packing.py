@@ -67,9 +67,7 @@ def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm,
             launches.append(Launch(fill_extents(), args, 1))
         else:
             some.append((piece, at))
-    whole = None
-    if some and source == PLAIN:
-        whole = pack_taps_op(some, shape, itemsize, host().lanes(itemsize))
+    whole = pack_taps_op(some, shape, itemsize, host().lanes(itemsize)) if some and source == PLAIN else None
     if whole is not None:
         return Packing(Program([*launches, whole]), end, 0)
     for piece, at in some:
