@@ -42,7 +42,7 @@ from blockconv.dispatch.boundary import (
     reordered,
 )
 from blockconv.runtime import Program, address_of, get_num_threads
-from blockconv.runtime.memory import AlignedLike, Scratch
+from blockconv.runtime.memory import Scratch, aligned_like
 
 _workspace = Scratch()  # of the thread that calls
 
@@ -397,7 +397,7 @@ def _room(result: Result, is_blocked: bool, is_one: bool) -> Callable[[], Any]:
     blocked = functools.partial(allocate, result.shape, result.layout, result.dtype, result.zero_point)
     if is_blocked and not result.is_plain:
         return blocked
-    return AlignedLike(_logical(blocked(), is_one))
+    return aligned_like(_logical(blocked(), is_one))
 
 
 def _logical(x: BlockedArray, is_one: bool) -> Any:

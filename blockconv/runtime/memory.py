@@ -24,18 +24,10 @@ def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
     return raw[start : start + nbytes]
 
 
-class AlignedLike:
+def aligned_like(array: Array) -> Callable[[], Array]:
     """Makes uninitialised arrays with the shape, strides and dtype of an array, which is dense in any order."""
-
-    __slots__ = ("_dtype", "_nbytes", "_shape", "_strides")
-
-    def __init__(self, array: npt.NDArray[np.generic]) -> None:
-        self._shape, self._strides, self._dtype = array.shape, array.strides, array.dtype
-        self._nbytes = array.nbytes
-
-    def __call__(self) -> Array:
-        made: Array = np.ndarray(self._shape, self._dtype, aligned_empty(self._nbytes), 0, self._strides)
-        return made
+    shape, strides, dtype, nbytes = array.shape, array.strides, array.dtype, array.nbytes
+    return lambda: np.ndarray(shape, dtype, aligned_empty(nbytes), 0, strides)
 
 
 def aligned_copy(array: npt.NDArray[T], empty: Empty = aligned_empty) -> npt.NDArray[T]:
