@@ -76,6 +76,7 @@ class Op(Record):
         of the kernels.
 
     These three take the operands in order: inputs, then parameters. None stands for one that a node leaves out.
+    failure: the error of kernels that failed (`Primitive.fails`), from the inputs' shapes and what the kernels wrote.
     """
 
     op: ClassVar[str]
@@ -98,14 +99,11 @@ class Op(Record):
     infer: ClassVar[Callable[..., Shape]]
     infer_type: ClassVar[Callable[..., ElementType]] = common_type
     compute: ClassVar[Callable[..., Array]]
+    failure: ClassVar[Callable[..., ArgumentError]]
 
     def operands(self, inputs: Sequence[T], parameters: Sequence[T]) -> list[T | None]:
         """The arguments of `infer`, `infer_type` and `compute`."""
         return _filled(inputs, self.inputs) + _filled(parameters, self.parameters)
-
-    def failure(self, inputs: Sequence[Shape], report: Sequence[int]) -> ArgumentError:
-        """The error of kernels that failed (`Primitive.fails`) on inputs of these shapes. report: what they wrote."""
-        raise NotImplementedError
 
     def on_integers(self) -> Literal["moves", "computes"] | None:
         """The op's effect on 8-bit and 4-bit integers that stand for floats, where the table has kernels for them.
