@@ -447,6 +447,12 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         outputs = iter([made] if isinstance(made, torch.Tensor) else made.values())
         return tuple(_as_promised(next(outputs), one) if isinstance(one, tuple) else _own(one) for one in results)
 
+    @property
+    def plans(self) -> list[Plan]:
+        """Its plans, for other formats and numbers."""
+        variants = [one for one in self._variants.values() if isinstance(one, _Variant)]
+        return [one.plan for one in variants if one.plan is not None]
+
     def forget_weights(self) -> None:
         """Pack anew at the next call."""
         with self._lock:
@@ -491,8 +497,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         ends = {name: NHWC for name, is_last in zip(names, key, strict=False) if is_last}
         orders = [strides for strides in variant.results[shapes] or () if isinstance(strides, tuple)]
         ends |= {name: NHWC for name, strides in zipped(network.outputs, orders) if _channels_first(strides)}
-        others = [other.plan for other in self._variants.values() if isinstance(other, _Variant)]
-        like = next((plan for plan in others if plan is not None and self._sizes_change), None)
+        like = next(iter(self.plans), None) if self._sizes_change else None
         options = self._options.get(key) or self.settings.options()
         plan = compile_between(network, ends, self.settings.precision, options, like)
         self._options[key] = plan.options_with_choices()

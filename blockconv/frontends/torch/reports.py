@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockconv.core.errors import ignoring
+from blockconv.network.plan import Plan
 
 
 @dataclass(eq=False)
@@ -39,6 +40,11 @@ class Compiled:
         """Whether it ran with one of these parameters, given by the identities of their memory."""
         weights = (memory_of(weight) for part in self.parts for weight in part.weights.tensors)
         return any(id(memory) in memories for memory in (*weights, *(known() for known in self.owned)))
+
+    @property
+    def made(self) -> list[Plan]:
+        """The plans that have run: `Plan.explain` and `Plan.report` show their layouts, kernels and times."""
+        return [plan for part in self.parts for plan in part.plans]
 
     def forget_weights(self) -> None:
         """Make each part pack its weights again at the next call."""

@@ -263,6 +263,20 @@ def test_an_optimizer_that_counts_no_version_is_noticed(make):
                 close(call(x), F.conv2d(x, each[0].weight, each[0].bias))
 
 
+def test_the_plans_of_a_training_step_can_be_looked_at(tmp_path):
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))).train()
+    fast = torch.compile(model, backend=backend)
+    fast(images(2, 3, 9, 9)).square().sum().backward()
+    said = {graph.kind: "".join(plan.explain() for plan in graph.made) for graph in report(model)}
+    assert {*said} == {"forward", "backward"}
+    assert "batch_norm" in said["forward"]
+    assert "backward_data" in said["backward"]
+    assert "conv_backward_weights" in said["backward"]
+    (plan,) = report(model)[-1].made
+    plan.report(tmp_path / "step.html")
+    assert "conv_backward_weights" in (tmp_path / "step.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("trains", [False, True])
 def test_parameters_are_not_held_by_weak_references(trains):
     """PyTorch swaps no tensor that has one, as `load_state_dict` and `to` may. Its own, of tracing, go in time."""
