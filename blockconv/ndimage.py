@@ -25,6 +25,7 @@ from blockconv.core.errors import needing, warn
 from blockconv.core.python import bounded_cache, zipped
 from blockconv.core.types import Array
 from blockconv.filters import codegen, passes
+from blockconv.nopython import teach
 
 _NAMES = """
     convolve convolve1d correlate correlate1d gaussian_filter gaussian_filter1d gaussian_gradient_magnitude
@@ -33,6 +34,8 @@ _NAMES = """
     uniform_filter1d
 """
 __all__ = [*_NAMES.split()]
+# NumPy adds what several filters make: Numba's functions have no such calls.
+_OF_SEVERAL = ("gaussian_gradient_magnitude", "gaussian_laplace", "laplace")
 _MODES = ("nearest", "wrap", "reflect", "mirror", "constant", "wrap", "constant")  # by scipy's numbers
 _DTYPES = frozenset(map(np.dtype, (*passes.TYPES, "bool")))
 _MOST_RANKED = 128  # elements of a window that is sorted in registers
@@ -224,3 +227,12 @@ _COMPILED = {
     "rank_filter": (codegen.RANK, "rank mask out mode cval origins"),
     "uniform_filter1d": (codegen.MEAN, "size axis out mode cval origins"),
 }
+
+
+def _native() -> dict[str, Any]:
+    """The functions that Numba's functions may call: none without scipy."""
+    names = [name for name in __all__ if name not in _OF_SEVERAL and importlib.util.find_spec("scipy")]
+    return {name: _functions()[name] for name in names}
+
+
+teach(_native)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -359,8 +361,26 @@ def run(windows: Sequence[ImageWindow], image: Array, out: Array) -> None:
     arrays = (source, made, between)
     program = _program(tuple(windows), *(Memory(x.dtype, x.shape, x.strides) for x in arrays))
     program.run([address_of(x) for x in arrays])
+    runs = _runs.get()
+    if runs is not None:
+        runs.append((program, arrays))
     if made is not final:
         final[...] = made
+
+
+Runs = list[tuple[Program, tuple[Array, ...]]]
+_runs: contextvars.ContextVar[Runs | None] = contextvars.ContextVar("_runs", default=None)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Runs]:
+    """The programs that run meanwhile, each with its arrays: the image, the result, and one between them."""
+    found: Runs = []
+    token = _runs.set(found)
+    try:
+        yield found
+    finally:
+        _runs.reset(token)
 
 
 def _is_dense(x: Array) -> bool:

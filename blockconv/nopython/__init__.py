@@ -2,12 +2,23 @@
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
 
 from blockconv.runtime.threading_layer import load_tbb
+
+Filters = Callable[[], Mapping[str, Callable[..., Any]]]
+waiting: list[Filters] = []  # until somebody imports Numba
+
+
+def teach(filters: Filters) -> None:
+    """Teach Numba some filters, now or as soon as somebody imports it."""
+    waiting.append(filters)
+    if "blockconv.nopython.overloads" in sys.modules:
+        importlib.import_module("blockconv.nopython.overloads").learn_filters()
 
 
 def extend_numba() -> None:

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
@@ -22,6 +22,7 @@ from blockconv.api.frame import Computation
 from blockconv.core.checks import Shape
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.python import zipped
+from blockconv.core.types import Array
 from blockconv.dispatch.packing import spread_launch
 from blockconv.jit.arguments import Arguments, word
 from blockconv.runtime import Buffer, Launch, Program, address_of, aligned_empty
@@ -76,11 +77,36 @@ def of_computation(op: str, computation: Computation, names: Sequence[str]) -> S
         for name in buffers
     ]
 
+    return standing([*first, *_placed(program, fixed)], [*made.values()])
+
+
+def _placed(program: Program, fixed: Sequence[int | Buffer]) -> list[Launch]:
+    """The launches of a program whose buffers are these addresses, or other buffers."""
+
     def placed(buffer: Buffer) -> int | Buffer:
         to = fixed[buffer.index]
         return to + buffer.offset if isinstance(to, int) else Buffer(to.index, buffer.offset)
 
-    return standing([*first, *(launch.with_addresses(placed) for launch in program.launches)], [*made.values()])
+    return [launch.with_addresses(placed) for launch in program.launches]
+
+
+def of_filter(op: str, runs: Sequence[tuple[Program, Sequence[Array]]], arrays: Mapping[int, Array]) -> Standing:
+    """A filter's programs, one after the other.
+
+    runs: the programs with the arrays that each read first and wrote second.
+    arrays: by their numbers among a call's: the image, and the result.
+    Raises UnsupportedError if others computed a part of the result.
+    """
+    numbers = {address_of(x): Buffer(number) for number, x in arrays.items()}
+    (image, result), launches, made = numbers, list[Launch](), list[int]()
+    for program, given in runs:
+        places = [*map(address_of, given)]
+        if places[0] == (made[-1] if made else image):
+            made.append(places[1])
+            launches += _placed(program, [numbers.get(at, at) for at in places])
+    if made[-1:] != [result] or len(made) < len(runs):
+        raise UnsupportedError(f"{op}: blockconv has no kernel for a part of it; see blockconv.ndimage")
+    return standing(launches, runs)
 
 
 class _Addresses(NamedTuple):

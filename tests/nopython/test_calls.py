@@ -63,6 +63,21 @@ ORDERS = {
 }
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_convolutions_of_bytes_make_their_sums(order: str, dtype: str) -> None:
+    x, w, b = (
+        ORDERS[order](_integers(2, 4, 13, 11, dtype=dtype)),
+        _integers(6, 4, 3, 3, dtype="int8"),
+        _integers(6, dtype="int32"),
+    )
+    for weights in (w, _last(w), w + np.int8(1)):
+        _check(_without_bias(x, weights), bc.conv2d(x, np.ascontiguousarray(weights), padding="same"))
+    with_bias = njit(lambda x, w, b: bc.conv2d(x, w, b, 2))
+    for bias in (b, 2 * b):
+        _check(with_bias(x, w, bias), bc.conv2d(x, w, bias, 2))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_convolutions_are_those_of_python(order: str, dtype: str) -> None:
