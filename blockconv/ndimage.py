@@ -231,8 +231,9 @@ _COMPILED = {
 
 def _native() -> dict[str, Any]:
     """The functions that Numba's functions may call: none without scipy."""
-    names = [name for name in __all__ if name not in _OF_SEVERAL and importlib.util.find_spec("scipy")]
-    return {name: _functions()[name] for name in names}
+    if importlib.util.find_spec("scipy") is None:
+        return {}
+    return {name: _functions()[name] for name in __all__ if name not in _OF_SEVERAL}
 
 
 teach(_native)

@@ -178,8 +178,14 @@ def _part(overloaded):
 def _option(value):
     if not isinstance(value, types.Array):
         return (lambda value: 7) if value in (None, types.none) else lambda value: hash(value)
-    begin, bits = _digest(value.dtype), np.dtype(f"i{np.dtype(str(value.dtype)).itemsize}")
-    return lambda value: _hash(np.ascontiguousarray(value).ravel().view(bits), _hash(value.shape, begin))
+    begin = _digest(value.dtype)
+
+    def of_contents(value):
+        found = np.ascontiguousarray(value).ravel().view(np.uint8)
+        whole = len(found) // 8 * 8
+        return _hash(found[whole:], _hash(found[:whole].view(np.int64), _hash(value.shape, begin)))
+
+    return of_contents
 
 
 @_part
