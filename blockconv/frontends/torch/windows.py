@@ -27,9 +27,7 @@ def _convolution(call: Call) -> Tensor:
     rank = len(weight.shape) - 2
     if rank not in (1, 2, 3) or (flows and rank == 3):
         raise Unsupported(f"{rank}-D windows" + (", of a weight that is no constant" if flows else ""))
-    more = call["output_padding"] if transposed else (0,)
-    ends = zipped(_sides(call["padding"], rank), _sides(more, rank))
-    window = _window(call, weight.shape[2:], [(p, p - extra) for p, extra in ends])
+    window = _window(call, weight.shape[2:], call["output_padding"] if transposed else (0,))
     made = (ops.ConvTranspose2d if transposed else ops.Conv2d)(groups=call["groups"])
     if flows:
         image, wei = (volumes.as_images(call, one, rank) for one in (x, weight))
@@ -55,12 +53,11 @@ def _sides(values: Sequence[int], rank: int = 2) -> Any:
     return tuple(values) * (rank // len(values)) if len(values) < rank else tuple(values)
 
 
-def _window(call: Call, kernel: Sequence[int], pads: Sequence[Any]) -> volumes.Window:
-    rank = len(kernel)
-    stride, dilation = (
-        _sides(call.get(name) or default, rank) for name, default in (("stride", kernel), ("dilation", (1,)))
-    )
-    return volumes.Window.of(kernel, stride, pads, dilation)
+def _window(call: Call, kernel: Sequence[int], more: Sequence[int] = (0,)) -> volumes.Window:
+    """The windows of a node. more: the output's padding."""
+    given = call.get("stride") or kernel, call.get("dilation") or (1,), call["padding"], more
+    stride, dilation, pads, extra = (_sides(values, len(kernel)) for values in given)
+    return volumes.Window.of(kernel, stride, [(p, p - k) for p, k in zipped(pads, extra)], dilation)
 
 
 def _of_input(groups: int, window: volumes.Window, shape: Shape, grad: Shape) -> ops.ConvTranspose2d:
@@ -75,7 +72,7 @@ def _of_input(groups: int, window: volumes.Window, shape: Shape, grad: Shape) ->
 def _transposed_convolution(call: Call) -> Tensor:
     x, flows = call.tensor(call["grad"]), isinstance(call["weight"], Tensor)
     weight = call["weight"] if flows else call.parameter("weight")
-    window = _window(call, weight.shape[2:], [(p, p) for p in call["padding"]])
+    window = _window(call, weight.shape[2:])
     made = _of_input(call["groups"], window, call["input_shape"], x.shape)
     if flows:
         return _flowing(call, made, x, weight)
@@ -89,7 +86,7 @@ def _convolution_backward(call: Call) -> Value:
     (x, grad, weight), rank = map(call.input, ("input", "grad_output", "weight")), len(call["stride"])
     if rank > 2:
         raise Unsupported(f"{rank}-D windows")
-    window = _window(call, weight.shape[2:], [(p, p) for p in _sides(call["padding"], rank)])
+    window = _window(call, weight.shape[2:])
     image, given, wei = (volumes.as_images(call, one, rank) for one in (x, grad, weight))
     of_x = of_wei = of_bias = None
     of = window.within(ops.Conv2d(groups=call["groups"]))
@@ -112,7 +109,7 @@ def _pool(call: Call) -> tuple[ops.Pool2d, volumes.Window]:
     """The pool along H and W, and all of its windows."""
     rank, average = 3 if "3d" in call.kind else 2, "include" if call.get("count_include_pad", True) else "exclude"
     kind: Any = "max" if "max" in call.kind else f"avg_{average}_padding"
-    window = _window(call, _sides(call["kernel_size"], rank), [(p, p) for p in _sides(call["padding"], rank)])
+    window = _window(call, _sides(call["kernel_size"], rank))
     made = ops.Pool2d(kind, ceil_mode=bool(call["ceil_mode"]), divisor=call.get("divisor_override"))
     return window.within(made), window
 
