@@ -70,8 +70,7 @@ def conv2d(
     elif padding == "same" and _two(stride) == (1, 1):
         total = [dilations[k] * (weight.shape[2 + k] - 1) for k in (0, 1)]
         padding = tuple((all_ // 2, all_ - all_ // 2) for all_ in total)
-    edges = _two(0 if padding == "valid" else padding)
-    (top, bottom), (left, right) = (side if isinstance(side, (tuple, list)) else (side, side) for side in edges)
+    (top, bottom), (left, right) = map(_two, _two(0 if padding == "valid" else padding))
     if mode != "constant" or (top, left) != (bottom, right):
         theirs = {"edge": "replicate", "wrap": "circular"}.get(mode, mode)
         x, top, left = _F.pad(x, (left, right, top, bottom), theirs), 0, 0
@@ -137,7 +136,7 @@ def conv_transpose2d(
     """
     name = "conv_transpose2d"
     steps, dilations, more = map(_two, (stride, dilation, output_padding))
-    edges: Any = [side if isinstance(side, (tuple, list)) else (side, side) for side in _two(padding)]
+    edges: Any = [*map(_two, _two(padding))]
     x = _batched(name, input)
     _check_rank(name, "weight", weight, (4,), "(C, O / groups, KH, KW)")
     if not torch.compiler.is_dynamo_compiling():  # which follows this function, also with sizes that change
