@@ -258,19 +258,21 @@ class Translation:
             y = self.mul(y, x)
         return self.div(1, y) if exponent < 0 else y
 
-    def leaky(self, x: Tensor, slope: Array) -> Tensor:
+    def leaky(self, x: Tensor, slope: Tensor) -> Tensor:
         """x, and slope * x where x is negative; slope broadcasts to x."""
         if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
             raise self.error("slope", slope.shape, f"has to broadcast to the input's shape, {x.shape}")
-        slope = np.asarray(slope, x.type.dtype)
-        if slope.size and (slope == slope.flat[0]).all():
-            return self.apply(("leaky_relu", float(slope.flat[0])), x)
-        factors = self.constant(slope, "slope")
-        if np.all((slope <= 1) & (slope != 0)):  # the larger of x and slope * x; 0 * infinity would be NaN
-            return self.binary("max", x, self.helper(Binary("mul"), x, factors))
+        known = self.emitter.array(slope.name)
+        if known is not None:
+            known = np.asarray(known, x.type.dtype)
+            if known.size and (known == known.flat[0]).all():
+                return self.apply(("leaky_relu", float(known.flat[0])), x)
+            slope = self.constant(known, "slope")
+            if np.all((known <= 1) & (known != 0)):  # the larger of x and slope * x; 0 * infinity would be NaN
+                return self.binary("max", x, self.helper(Binary("mul"), x, slope))
         above = self.apply("relu", x, helps=True)
         below = self.apply(("clip", -math.inf, 0.0), x, helps=True)
-        return self.add(above, self.helper(Binary("mul"), below, factors))
+        return self.add(above, self.helper(Binary("mul"), below, slope))
 
     # -- elements that move
 

@@ -50,13 +50,7 @@ def _pow(call: Call) -> Tensor:
     return call.power(x, float(exponent.item()))
 
 
-@op("PRelu", since=7, limits="floats")
-def _prelu(call: Call) -> Tensor:
-    x, slope = call.floats(), call.input(1)
-    if call.scope.is_constant(slope.name):
-        return call.leaky(x, call.array(1, "slope"))
-    above, below = (call.apply(("clip", *bounds), x, helps=True) for bounds in ((0.0, math.inf), (-math.inf, 0.0)))
-    return call.add(above, call.mul(below, slope))
+op("PRelu", since=7, limits="floats")(lambda call: call.leaky(call.floats(), call.input(1)))
 
 
 @op("HardSwish")

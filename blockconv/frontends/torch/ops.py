@@ -80,8 +80,8 @@ def _elu(call: Call) -> Tensor:
 
 @op("_prelu_kernel")
 def _prelu(call: Call) -> Tensor:
-    x, slope = call.x, call.array("weight")
-    return call.leaky(x, slope.reshape(axis_shape(1, x.rank)) if slope.ndim == 1 < x.rank else slope)
+    x, along = call.x, axis_shape(1, call.x.rank)
+    return call.leaky(x, call.parameter("weight", lambda w: w.reshape(along) if w.ndim == 1 < x.rank else w))
 
 
 @op("pow")
