@@ -228,13 +228,10 @@ class Translation:
 
     def norm(self, x: Tensor, order: float, axes: Sequence[int], keepdims: bool) -> Tensor:
         """The root of this order of the sum of powers of it. 0: how many are not 0; infinity: the largest."""
-        if order == 2:
-            squares = self.helper(Binary("mul"), x, x)
-            return self.apply("sqrt", self.reduced(squares, "sum", axes, keepdims))
         if order == 0:
             nonzero = self.binary("not_equal", x, 0)
             return self.reduced(self.converted(nonzero, x.type.name), "sum", axes, keepdims)
-        size = self.apply("abs", x, helps=True)
+        size = x if order == 2 else self.apply("abs", x, helps=True)
         if math.isinf(order):
             return self.reduced(size, "max" if order > 0 else "min", axes, keepdims)
         y = self.reduced(self.power(size, order), "sum", axes, keepdims)
