@@ -444,8 +444,8 @@ class Translation:
             raise Unsupported(f"input={x.shape} of {x.type}: no floats, or an empty sequence")
         weight = self.constant(w.reshape(d * columns, -1, 1, 1), "weight")
         src = self.product(Conv2d(), x, weight, biases[0].reshape(-1))
-        turned, computed = r.swapaxes(1, 2), x.type.computed.dtype
-        parts = [turned[:, :, : 2 * h], turned[:, :, 2 * h :]] if kind == "gru" else [turned]
+        computed = x.type.computed.dtype
+        parts = np.split(r.swapaxes(1, 2), [2 * h] if kind == "gru" else [], axis=2)
         first, *second = (blocks_of_columns(part.astype(computed)) for part in parts)
         held = tuple(self.constant(value, "recurrence") for value in (first, biases[1].astype(computed), *second))
         shape = 1, d * n, h
@@ -454,8 +454,7 @@ class Translation:
         both = self.joined(0, begin)
         src = self.reshape(src, (steps, n, d * columns))
         y = self.helper(Recurrent(kind, reverse), src, both, parameters=held)
-        ends = [0 if backward else steps - 1 for backward in reverse]
-        lasts = [self.helper(Slice(0, end, 1), y) for end in ends]
+        lasts = [self.helper(Slice(0, 0 if backward else steps - 1, 1), y) for backward in reverse]
         lasts = [self.part(last, 1, k * n, n, helps=True) for k, last in enumerate(lasts)]
         found = [self.joined(1, lasts)]
         whole = y
