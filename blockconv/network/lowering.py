@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -51,6 +51,11 @@ MOST_COPIES = 64  # along an axis, of a value that is repeated
 MOST_ONES = 1 << 22  # elements of a constant by which a value is broadcast
 _OF_BOOLEANS = {"add": "or", "max": "or", "mul": "and", "min": "and"}
 _MIRRORED = {"greater": "less", "greater_equal": "less_equal"}  # kinds with their operands the other way round
+
+
+def reduced_shape(shape: Shape, axes: Collection[int], keepdims: bool) -> Shape:
+    """The shape after a reduction over axes, which keep size 1 or go."""
+    return tuple(1 if axis in axes else size for axis, size in enumerate(shape) if keepdims or axis not in axes)
 
 
 class Translation:

@@ -18,7 +18,7 @@ from blockconv.core.types import BYTES
 from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.lowering import MOST_INDICES
+from blockconv.network.lowering import MOST_INDICES, reduced_shape
 from blockconv.network.ops.rule import Axes, Tensor
 
 
@@ -240,8 +240,7 @@ def _of_nothing(call: Call, axes: Axes, keeps: bool) -> Tensor:
     least, most = (-math.inf, math.inf) if type.is_float else (0, 1) if type.name == "bool" else type.bounds
     logarithms = dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), -math.inf)
     value = {"ReduceMax": least, "ReduceMin": most, "ReduceProd": 1, **logarithms}.get(call.kind, 0)
-    kept = tuple(1 if k in axes else size for k, size in enumerate(x.shape) if keeps or k not in axes)
-    return call.constant(np.full(kept, value).astype(type.dtype), "nothing")
+    return call.constant(np.full(reduced_shape(x.shape, axes, keeps), value).astype(type.dtype), "nothing")
 
 
 @op("LpNormalization", limits="floats")

@@ -14,6 +14,7 @@ from blockconv.core.types import COUNTED, NUMBERS, WHOLE, element
 from blockconv.frontends.torch.reader import Call, Constant, Value, hint, lowered, of_numbers, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
+from blockconv.network.lowering import reduced_shape
 from blockconv.network.ops.rule import Axes, Tensor
 
 _SHORT = ("int8", "uint8", "int16", "uint16")
@@ -323,9 +324,7 @@ def _top_one(call: Call) -> Tensor:
     y = call.emit(
         ops.Top(axis, 1, "min" in call.kind), call.converted(line, "uint8") if x.type.name == "bool" else line
     )
-    kept = x.shape[:0] if dim is None else (*x.shape[:axis], *x.shape[axis + 1 :])
-    ones = (1,) * rank if dim is None else (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    return call.reshape(y, ones if call["keepdim"] and rank else kept)
+    return call.reshape(y, reduced_shape(x.shape, range(rank) if dim is None else (axis,), call["keepdim"]))
 
 
 @of_numbers("topk", "sort")

@@ -24,6 +24,7 @@ from blockconv.frontends.torch.reader import OPS as OPS
 from blockconv.frontends.torch.reader import Call, Constant, Value, kind_of, lowered, of_numbers, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
+from blockconv.network.lowering import reduced_shape
 from blockconv.network.ops.rule import Tensor
 
 # Ops that are worth a plan by themselves.
@@ -283,8 +284,7 @@ def _variance(call: Call) -> Value:
     variance = call.scaled(squares, count / more)
     if call.kind == "var":
         return variance
-    kept = tuple(n for axis, n in enumerate(mean.shape) if keep or axis not in axes)
-    return [variance, call.reshape(mean, kept)]
+    return [variance, call.reshape(mean, reduced_shape(x.shape, axes, keep))]
 
 
 @of_numbers("amax")
