@@ -132,10 +132,9 @@ def _expand(call: Call) -> Tensor:
         raise call.error("shape", shape, f"does not broadcast with the input's shape {x.shape}") from None
 
 
-@op("Tile", since=6, limits="constant repeats, at most 64 along an axis")
-def _tile(call: Call) -> Tensor:
-    repeats = call.ints(1, "repeats")
-    return call.repeated(call.x, repeats)
+op("Tile", since=6, limits="constant repeats, at most 64 along an axis")(
+    lambda call: call.repeated(call.x, call.ints(1, "repeats"))
+)
 
 
 @op("Split", limits="constant sizes")
