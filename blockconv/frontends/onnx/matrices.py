@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from blockconv.core.checks import Axes, Pair, Shape
+from blockconv.core.checks import Axes, Shape
 from blockconv.core.python import zipped
 from blockconv.core.types import Array
 from blockconv.frontends.onnx.scope import Call, op
@@ -235,9 +235,10 @@ def _recurrent(call: Call) -> list[Tensor]:
     """All outputs: the hidden values of each step, the last ones, and an LSTM's last cells."""
     is_lstm, x, reverse = call.kind == "LSTM", call.x, _directions(call)
     w, r = call.array(1, "weight"), call.array(2, "recurrence weight")
-    gates, d = 4 if is_lstm else 3, len(reverse)
-    _check(call, x, w, r, (d, gates * r.shape[-1]))
-    h = r.shape[-1]
+    gates, d, h = 4 if is_lstm else 3, len(reverse), r.shape[-1]
+    if x.rank != 3 or w.shape != (d, gates * h, x.shape[2]) or r.shape != (d, gates * h, h):
+        rule = f"with weights of shapes {w.shape} and {r.shape} are no layers of {d} directions"
+        raise call.error("input", x.shape, rule)
     bias = call.array(3, "bias") if call.has(3) else np.zeros((d, 2 * gates * h), w.dtype)
     states = [call.input(5 + k) if call.has(5 + k) else None for k in range(2 if is_lstm else 1)]
     weights = w, r, bias[:, : gates * h], bias[:, gates * h :]
@@ -262,9 +263,3 @@ def _directions(call: Call) -> tuple[bool, ...]:
     if call.has(4) and set(call.ints(4, "sequence_lens")) - {call.x.shape[0]}:
         raise Unsupported("sequence_lens that are shorter")
     return found[named]
-
-
-def _check(call: Call, x: Tensor, w: Array, r: Array, shape: Pair) -> None:
-    if x.rank != 3 or w.shape != (*shape, x.shape[2]) or r.shape[:2] != shape or r.ndim != 3:
-        rule = f"with weights of shapes {w.shape} and {r.shape} are no layers of {shape[0]} directions"
-        raise call.error("input", x.shape, rule)
