@@ -90,10 +90,11 @@ def as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequa
     scale = scale.reshape(()) if scale.size == 1 else scale
     if value.dtype == np.int32:
         return Dequantized(value, ops.Dequantize(Quantization(scale), axis)) if not zero_point.any() else None
-    along = zero_point.reshape(axis_shape(axis, value.ndim)) if zero_point.size > 1 else zero_point.reshape(-1)
-    if zero_point.size > 1 and (axis >= value.ndim or zero_point.size != value.shape[axis]):
+    several = zero_point.size > 1
+    if several and (axis >= value.ndim or zero_point.size != value.shape[axis]):
         return None
-    wide = value.astype(np.int16) - (along.astype(np.int16) if along.size > 1 else np.int16(along[0]))
+    along = zero_point.reshape(axis_shape(axis, value.ndim) if several else ())
+    wide = value.astype(np.int16) - along.astype(np.int16)
     fits = wide.min(initial=0) >= -128 and wide.max(initial=0) <= 127
     return Dequantized(wide.astype(np.int8) if fits else wide, ops.Dequantize(Quantization(scale), axis))
 
@@ -145,7 +146,11 @@ def _quantize_linear(call: Call) -> Tensor:
         raise Unsupported(f"integers of {dtype}")
     scale, zero_point = scales(call, 1), zero_points(call, 2, dtype)
     if call["block_size"]:
-        return _quantize_blocks(call, x, *_along(call, x.shape, scale, zero_point), dtype)
+        scale, zero_point = _along(call, x.shape, scale, zero_point)
+        least, most = zero_point.min(), zero_point.max()
+        if least != most:
+            raise Unsupported(f"zero_point={least} to {most}: blocks of several zero points")
+        x, scale = call.helper(ops.Binary("div"), x, call.constant(scale, "scale")), np.ones(())
     if scale.size == 1:
         return _quantize(call, x, _of_one(scale, zero_point), dtype)
     axis = _axis_of(call, x.shape, scale, zero_point)
@@ -193,13 +198,6 @@ def _along(call: Call, shape: Shape, scale: Array, zero_point: Array) -> tuple[A
         raise call.error("scale", scale, rule)
     each = [np.repeat(np.broadcast_to(a, blocks), size, axis) for a in (scale, zero_point)]
     return each[0].take(range(shape[axis]), axis), each[1].take(range(shape[axis]), axis)
-
-
-def _quantize_blocks(call: Call, x: Tensor, scale: Array, zero_point: Array, dtype: Any) -> Tensor:
-    if zero_point.min() != zero_point.max():
-        raise Unsupported(f"zero_point={zero_point.min()} to {zero_point.max()}: blocks of several zero points")
-    scaled = call.helper(ops.Binary("div"), x, call.constant(scale, "scale"))
-    return _quantize(call, scaled, Quantization(1.0, int(zero_point.flat[0])), dtype)
 
 
 def _axis_of(call: Call, shape: Shape, scale: Array, zero_point: Array) -> int:
