@@ -137,7 +137,7 @@ def weight(call: Call, at: int, axis: int) -> None:
 def _quantize_linear(call: Call) -> Tensor:
     x = call.x
     wanted = call["output_dtype"]
-    dtype = str(dtype_of(wanted)) if wanted else "uint8"
+    dtype: Any = str(dtype_of(wanted)) if wanted else "uint8"
     if call.has(2):
         dtype = str(call.array(2, "zero point").dtype)
     if x.dtype != np.float32:
@@ -152,13 +152,13 @@ def _quantize_linear(call: Call) -> Tensor:
             raise Unsupported(f"zero_point={least} to {most}: blocks of several zero points")
         x, scale = call.helper(ops.Binary("div"), x, call.constant(scale, "scale")), np.ones(())
     if scale.size == 1:
-        return _quantize(call, x, _of_one(scale, zero_point), dtype)
+        return call.emit(ops.Quantize(_of_one(scale, zero_point), dtype), x)
     axis = _axis_of(call, x.shape, scale, zero_point)
     made = []
     for k in range(scale.size):
         part = call.helper(ops.Slice(axis, k, 1), x)
         given = Quantization(float(scale[k]), int(np.broadcast_to(zero_point, scale.shape)[k]))
-        made.append(_quantize(call, part, given, dtype))
+        made.append(call.emit(ops.Quantize(given, dtype), part))
     return call.emit(ops.Concat(axis), *made)
 
 
@@ -208,12 +208,6 @@ def _axis_of(call: Call, shape: Shape, scale: Array, zero_point: Array) -> int:
     return axis
 
 
-def _quantize(call: Call, x: Tensor, given: Quantization, dtype: Any) -> Tensor:
-    """`x` as integers."""
-    kind: Any = str(dtype)
-    return call.emit(ops.Quantize(given, kind), x)
-
-
 def dequantized(call: Call, at: int) -> Tensor:
     """Dequantize the operand `at` by the scale and the zero point that follow it."""
     x = call.input(at)
@@ -235,7 +229,8 @@ def stored(call: Call, y: Tensor, at: int, dtype: Any = None) -> Tensor:
     if dtype is None:
         dtype = call.array(at + 1, "zero point").dtype if call.has(at + 1) else call.x.dtype
         check_bytes(dtype)
-    return _quantize(call, y, quantization(call, at, dtype), dtype)
+    kind: Any = str(dtype)
+    return call.emit(ops.Quantize(quantization(call, at, dtype), kind), y)
 
 
 # ---------------------------------------------------------------- convolutions and products
