@@ -126,11 +126,9 @@ def without_weights(proto: Any) -> Any:
     skeleton.graph.name = proto.graph.name
     for part in ("node", "input", "output", "value_info"):
         getattr(skeleton.graph, part).extend(getattr(proto.graph, part))
-    for tensor in proto.graph.initializer:  # their names are taken, where functions are inlined
-        skeleton.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    for sparse in proto.graph.sparse_initializer:
-        kind, name = sparse.values.data_type, sparse.values.name
-        skeleton.graph.initializer.add(name=name, data_type=kind, dims=sparse.dims)
+    for part in (*proto.graph.initializer, *proto.graph.sparse_initializer):  # inlined functions may not take the names
+        tensor = getattr(part, "values", part)
+        skeleton.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=part.dims)
     return skeleton
 
 
@@ -235,9 +233,7 @@ def _element(kind: int) -> str:
 
 
 def _reader(node: Any) -> str:
-    if node is None:
-        return "read by no node"
-    return f"read by node {node.name or (list(node.output) or '?')[0]!r} ({node.op_type})"
+    return "read by no node" if node is None else f"read by {title(node)}"
 
 
 # ---------------------------------------------------------------- values in other files
