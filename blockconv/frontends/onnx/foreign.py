@@ -319,7 +319,7 @@ class Fallback:
     def _is_plain(self, name: str) -> bool:
         """Whether a value is an array of numbers."""
         value = self.scope.values[name]
-        return isinstance(value, Tensor) and not value.type.is_packed and value.type.name in _TYPES
+        return isinstance(value, Tensor) and value.type.name in _TYPES
 
     def _closure(self, nodes: Sequence[Any]) -> list[Any]:
         """These nodes, after the nodes that make their operands, except operands that are arrays of numbers."""
