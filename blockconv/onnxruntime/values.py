@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
 from dataclasses import field
 from typing import Any
@@ -12,6 +11,7 @@ from onnx import TensorProto, helper
 
 from blockconv.core.record import frozen
 from blockconv.core.types import Array
+from blockconv.frontends.onnx import runner
 from blockconv.onnxruntime.errors import InvalidArgument
 
 
@@ -59,8 +59,7 @@ def type_name(dtype: Any) -> str:
 
 def dtype_named(type: str) -> np.dtype[Any]:
     """The dtype of an element type as `type_name` writes it."""
-    kind = TensorProto.DataType.Value(type.removeprefix("tensor(").removesuffix(")").upper())
-    return np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+    return runner.dtype_of(TensorProto.DataType.Value(type.removeprefix("tensor(").removesuffix(")").upper()))
 
 
 def _element(kind: int) -> str:
@@ -73,8 +72,7 @@ def _number(dtype: np.dtype[Any]) -> int:
 
 def _dtype_of(element_type: Any) -> np.dtype[Any]:
     """NumPy's dtype of an element type: a dtype, or ONNX's number."""
-    named = helper.tensor_dtype_to_np_dtype(element_type) if isinstance(element_type, int) else element_type
-    return np.dtype(named)
+    return runner.dtype_of(element_type) if isinstance(element_type, int) else np.dtype(element_type)
 
 
 def check_device(device_type: str, device_id: int) -> None:
@@ -182,7 +180,5 @@ class OrtValue:
 
 def array_at(address: int, shape: Iterable[int], element_type: Any) -> Array:
     """The array at an address, which the caller keeps alive."""
-    dtype, sizes = _dtype_of(TensorProto.FLOAT if element_type is None else element_type), tuple(map(int, shape))
-    nbytes = int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize
-    memory: Any = (ctypes.c_char * nbytes).from_address(address)
-    return np.ndarray(sizes, dtype, memory)
+    dtype = _dtype_of(TensorProto.FLOAT if element_type is None else element_type)
+    return runner.array_at(address, tuple(map(int, shape)), dtype)

@@ -181,6 +181,10 @@ class _Operand(NamedTuple):
     kind: int
     shape: Shape
 
+    def at(self, address: int) -> Array:
+        """The array that memory holds."""
+        return array_at(address, self.shape, dtype_of(self.kind))
+
 
 def new_session(model: bytes, threads: int, optimized: bool = True) -> Any:
     """A session of ONNX Runtime, whose threads do not spin: that would hold up ours."""
@@ -258,9 +262,9 @@ class Session:
         """See `foreign.Session`."""
         given, taken = addresses[: len(self.inputs)], addresses[len(self.inputs) :]
         if self._session is None:
-            results = self.results({one.name: _array(one, at) for one, at in zipped(self.inputs, given)})
-            for one, at in zipped(self.outputs, taken):
-                _array(one, at)[...] = results[one.name]
+            results = self.results({one.name: one.at(address) for one, address in zipped(self.inputs, given)})
+            for one, address in zipped(self.outputs, taken):
+                one.at(address)[...] = results[one.name]
             return
         try:
             binding = self._session.io_binding()
@@ -307,12 +311,10 @@ def failed(nodes: Sequence[NamedNode], error: Exception) -> NetworkError:
     return NetworkError(title, "inputs", list(likely[0].inputs), f"cannot be computed: {text}")
 
 
-def _array(one: _Operand, address: int) -> Array:
-    """The array that memory holds."""
-    dtype = dtype_of(one.kind)
-    nbytes = math.prod(one.shape) * dtype.itemsize
-    memory: Any = (ctypes.c_char * nbytes).from_address(address)
-    return np.frombuffer(memory, dtype).reshape(one.shape)
+def array_at(address: int, shape: Shape, dtype: np.dtype[Any]) -> Array:
+    """The array at an address, which the caller keeps alive."""
+    memory: Any = (ctypes.c_char * (math.prod(shape) * dtype.itemsize)).from_address(address)
+    return np.ndarray(shape, dtype, memory)
 
 
 def dtype_of(kind: int) -> np.dtype[Any]:
