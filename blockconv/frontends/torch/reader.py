@@ -278,7 +278,7 @@ class Reader:
             raise Unsupported(f"an operand, {error}") from None
         made = _results(model, inputs)
         several = isinstance(made, (tuple, list))
-        read = {user.args[1] for user in node.users if user.target is operator.getitem} if several else {0}
+        read = _outputs_read(node) if several else {0}
         kinds, shapes = (str(node.target).rpartition(".")[0],), tuple(x.shape for x in inputs)
         values: list[Value] = [None] * (len(made) if several else 1)
         for k in sorted(read):
