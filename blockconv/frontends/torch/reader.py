@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import ArgumentError, failing
@@ -120,15 +120,13 @@ def stand_in(node: Any, constant: bool = False) -> Value:
         return Tensor(node.name, (), _element(dtype))
 
     def one(value: Any) -> Value:
-        if isinstance(value, (tuple, list)):
-            return [one(each) for each in value]
         if not isinstance(value, torch.Tensor):
             return hint(value) if isinstance(value, torch.SymInt) else value
         if constant:
             return Constant(value, node.name)
         return Tensor(node.name, tuple(map(hint, value.shape)), _element(value.dtype))
 
-    return one(node.meta.get("val"))
+    return tree_map(one, node.meta.get("val"))
 
 
 def module_of(node: Any) -> tuple[Any, Any]:
@@ -301,7 +299,8 @@ class Reader:
         name = given[0] if len(given) == 1 else node.name
         args, kwargs = tree_map(lambda x: x.tensor if isinstance(x, Constant) else x, (args, kwargs))
         with torch.no_grad():
-            return _with_constants(node.target(*args, **kwargs), name)
+            found = node.target(*args, **kwargs)
+        return tree_map_only(torch.Tensor, lambda x: Constant(x, name), found)
 
     def constant(self, value: Array, name: str) -> Tensor:
         """A constant of the network. The same memory seen the same way is one constant."""
@@ -357,12 +356,6 @@ def _as_real(value: Any) -> Any:
         return value
     parts = Constant(torch.view_as_real(value.tensor.detach().resolve_conj()), value.name)
     return Nested(torch.ops.aten.view_as_complex.default, (parts,), {})
-
-
-def _with_constants(result: Any, name: str) -> Value:
-    if isinstance(result, (tuple, list)):
-        return [_with_constants(each, name) for each in result]
-    return Constant(result, name) if isinstance(result, torch.Tensor) else result
 
 
 def arguments_of(node: Any) -> dict[str, Any]:
