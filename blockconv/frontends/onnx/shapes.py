@@ -314,9 +314,6 @@ def _resampled(call: Call, x: Tensor, made: ops.Resize, wanted: list[_Along]) ->
     for k in changed:
         shape, one = x.shape, replace(made, nearest="ceil") if shrinks[k] else made
         before, after = math.prod(shape[:k]), math.prod(shape[k + 1 :])
-        if rank == 4 and k >= 2:
-            x = _sides(call, x, one, *(wanted[j] if j == k else _Along(shape[j], 1.0, True) for j in (2, 3)))
-            continue
         image = (*shape[:2], 1, shape[2]) if (rank, k) == (3, 2) else (1, before, shape[k], after)
         sides = (_Along(1, 1.0, True), wanted[k]) if (rank, k) == (3, 2) else (wanted[k], _Along(after, 1.0, True))
         y = _sides(call, call.reshape(x, image), one, *sides)
@@ -348,15 +345,14 @@ def _target(call: Call, at: int) -> list[_Along]:
     shape = call.x.shape
     axes = call.axes(call.attribute("axes", range(len(shape))), len(shape))
     made, given, rois = [_Along(size) for size in shape], _scales(call, axes, at), _rois(call, axes)
-    found, ratio = _sizes(call, axes) if given is None else ((), 0.0)
-    for j, k in enumerate(axes):
-        if given is None:
-            scale = ratio or (found[j] / shape[k] if shape[k] else 1.0)
-            made[k] = _Along(found[j], scale, False, rois[j])
-            continue
-        size = int(np.float32(given[j]) * np.float32(shape[k]))  # as ONNX Runtime multiplies
-        scale = float(simplest_fraction(given[j], float(np.spacing(np.float32(given[j]))) / 2))
-        made[k] = _Along(size, scale, scale.is_integer(), rois[j])
+    if given is None:
+        for k, (size, scale), roi in zipped(axes, _sizes(call, axes), rois):
+            made[k] = _Along(size, scale, False, roi)
+        return made
+    for k, by, roi in zipped(axes, given, rois):
+        size = int(np.float32(by) * np.float32(shape[k]))  # as ONNX Runtime multiplies
+        scale = float(simplest_fraction(by, float(np.spacing(np.float32(by))) / 2))
+        made[k] = _Along(size, scale, scale.is_integer(), roi)
     return made
 
 
@@ -386,16 +382,16 @@ def _scales(call: Call, axes: Axes, at: int) -> Sequence[float] | None:
     return scales
 
 
-def _sizes(call: Call, axes: Axes) -> tuple[Shape, float]:
-    """The sizes, and the scale of all axes if the node keeps the aspect ratio, or 0."""
+def _sizes(call: Call, axes: Axes) -> list[tuple[int, float]]:
+    """The size and the scale of each axis. All have one scale if the node keeps the aspect ratio."""
     sizes, policy = call.ints(3, "sizes"), call.one_of("keep_aspect_ratio_policy", "stretch", *_POLICIES)
     shape = call.x.shape  # an axis without elements stays one
     if len(sizes) != len(axes) or any(size < min(1, shape[k]) for k, size in zipped(axes, sizes)):
         raise call.error("sizes", sizes, f"has to hold a number of at least 1 for each axis of {axes}")
     if policy == "stretch":
-        return sizes, 0.0
+        return [(size, size / shape[axis] if shape[axis] else 1.0) for axis, size in zipped(axes, sizes)]
     ratio = _POLICIES[policy](Fraction(size, shape[axis]) for axis, size in zipped(axes, sizes))
-    return tuple(math.floor(shape[axis] * ratio + Fraction(1, 2)) for axis in axes), float(ratio)
+    return [(math.floor(shape[axis] * ratio + Fraction(1, 2)), float(ratio)) for axis in axes]
 
 
 _POLICIES: dict[str, Callable[[Iterable[Fraction]], Fraction]] = {"not_larger": min, "not_smaller": max}
