@@ -104,13 +104,13 @@ def read_initializers(
         if count > 1 or not name:
             rule = f"is the name of {count} initializers" if name else "has to name the initializer"
             raise NetworkError(OP, "initializer", name, rule, "give each its own name")
-    arrays, readers = {}, {name: node for node in reversed(graph.node) for name in node.input}
+    arrays, inputs = {}, {value.name: value for value in graph.input}
+    readers = {name: node for node in reversed(graph.node) for name in node.input}
     for name, part, read in parts:
         where = f"initializer {name!r}, {_reader(readers.get(name))}"
         arrays[name] = read(part, where, files) if name not in instead else _replaced(part, where, instead[name])
-    inputs = {value.name: value for value in graph.input}
-    for name in set(arrays) & set(inputs):
-        _check_declared(name, arrays[name], inputs[name], _reader(readers.get(name)))
+        if name in inputs:
+            _check_declared(where, arrays[name], inputs[name])
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise ArgumentError(OP, "constants", given, "has to be a dict: {name of an input: array}")
@@ -205,13 +205,12 @@ def _values(tensor: Any, where: str, files: Files) -> Array:
         raise NetworkError(where, "dims", list(tensor.dims), rule, remedy) from error
 
 
-def _check_declared(name: str, array: Array, value: Any, reader: str) -> None:
+def _check_declared(where: str, array: Array, value: Any) -> None:
     """An initializer that is declared as an input too has its type and shape."""
     declared, dims = value.type.tensor_type, list(sizes_of(value.type))
     fits = len(dims) == array.ndim and all(d in (None, size) for d, size in zipped(dims, array.shape))
     same = declared.elem_type in (0, helper.np_dtype_to_tensor_dtype(array.dtype))
     if (declared.HasField("shape") and not fits) or not same:
-        where = f"initializer {name!r}, {reader}"
         rule = f"is declared as an input of shape {dims}, element type {declared.elem_type}"
         raise NetworkError(where, "values", array, rule, "make declaration and values agree")
 
