@@ -22,7 +22,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
     b = call.input(b_at)
     if a.rank != 2 or b.rank != 2:
         raise call.error("inputs", (a.shape, b.shape), "have to be matrices")
-    if not call.scope.is_constant(b.name):
+    if call.flows(b_at):
         y = _product(call)
     else:
         a = call.transposed(a, (1, 0), helps=True) if call["transA"] else a
@@ -32,7 +32,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
     c = call.input(c_at)
     if c.rank > 2 or any(size not in (1, n) for size, n in zip(c.shape[::-1], y.shape[::-1], strict=False)):
         raise call.error("C", c.shape, f"has to broadcast to the product's shape, {y.shape}")
-    if call.scope.is_constant(c.name):  # as floats, if it is given as integers
+    if not call.flows(c_at):  # as floats, if it is given as integers
         c = call.constant(call.array(c_at, "third matrix"), "c")
     return call.add(y, call.scaled(c, call.attribute("beta", 1.0)))
 

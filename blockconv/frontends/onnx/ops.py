@@ -6,7 +6,7 @@ op for the node. The reader computes a node at once if all its operands are cons
 
 import collections
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ op("Gelu")(lambda call: call.gelu(call.x, call.one_of("approximate", "none", "ta
 
 @op("Clip")
 def _clip(call: Call) -> Tensor:
-    if _flow(call, (1, 2)) or call.x.type.name not in (*FLOATS, *BYTES):
+    if call.flows(1, 2) or call.x.type.name not in (*FLOATS, *BYTES):
         return call.clipped(call.x, *(call.input(k) if call.has(k) else None for k in (1, 2)))
     ends = (1, "min", -math.inf), (2, "max", math.inf)
     bounds = [float(call.array(k, name).item() if call.has(k) else call.attribute(name, end)) for k, name, end in ends]
@@ -112,7 +112,7 @@ def _batch_norm(call: Call) -> Tensor:
     if call["training_mode"] or not call.attribute("spatial", 1):
         raise Unsupported("training_mode=1: training" if call["training_mode"] else "spatial=0")
     names = ("scale", "bias", "mean", "variance")
-    if _flow(call, range(1, 5)):
+    if call.flows(1, 2, 3, 4):
         return _batch_norm_by_values(call)
     scale, bias, mean, variance = (call.array(1 + i, name).astype(np.float64) for i, name in enumerate(names))
     factor = scale / np.sqrt(variance + call["epsilon"])
@@ -121,11 +121,6 @@ def _batch_norm(call: Call) -> Tensor:
         return call.affine(x, factor, shift)
     wide = call.reshape(x, (*x.shape, 1))  # an input of one dimension has one channel
     return call.reshape(call.affine(wide, factor, shift), x.shape)
-
-
-def _flow(call: Call, places: Iterable[int]) -> bool:
-    """Whether one of these inputs is not a constant."""
-    return not all(call.scope.is_constant(call.input(k).name) for k in places if call.has(k))
 
 
 def _of_channels(call: Call, k: int) -> Tensor:
@@ -206,7 +201,7 @@ def _normalised(
     """norm(scale, bias). If one is no constant, both follow the norm. along: shapes an input to broadcast to x."""
     if call.attribute("stash_type", 1) != 1:
         raise Unsupported(f"stash_type={call['stash_type']}: statistics of another type than float32")
-    if along is None or not _flow(call, (1, 2)):
+    if along is None or not call.flows(1, 2):
         return norm(call.array(1, "scale"), call.array(2, "bias") if call.has(2) else np.zeros(()))
     y = call.mul(norm(np.ones(()), np.zeros(())), along(call, 1))
     return call.add(y, along(call, 2)) if call.has(2) else y

@@ -317,6 +317,10 @@ class Call(Translation):
         """Whether the node has this input."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
+    def flows(self, *places: int) -> bool:
+        """Whether one of these inputs, where the node has them, is not a constant."""
+        return not all(self.scope.is_constant(self.input(k).name) for k in places if self.has(k))
+
     @property
     def kind(self) -> str:
         """The op's name: "Conv"."""

@@ -118,7 +118,7 @@ def _concat(call: Call) -> Tensor:
 def _gather(call: Call) -> Tensor:
     x, named = call.x, call.input(1)
     axis = call.along
-    if not call.scope.is_constant(named.name) or named.elements > MOST_INDICES:
+    if call.flows(1) or named.elements > MOST_INDICES:
         return call.emit(ops.GatherAt("along", axis), x, named)
     return call.gathered(x, axis, call.array(1, "indices"))
 
