@@ -71,13 +71,12 @@ def _relative(shape: Shape, src: Shape) -> Shape:
 def _squeeze(call: Call) -> Tensor:
     x = call.x
     axes = call.listed(1, "axes", scalar=True)
-    if axes is None:
-        return call.reshape(x, tuple(size for size in x.shape if size != 1), helps=False)
-    if not axes:
+    if axes == ():
         raise Unsupported(
             "axes=(): empty axes, which mean none to ONNX and all to ONNX Runtime; name them, or leave them out"
         )
-    gone = [call.axis(axis, x.rank) for axis in axes]
+    ones = (axis for axis, size in enumerate(x.shape) if size == 1)
+    gone = [*ones] if axes is None else [call.axis(axis, x.rank) for axis in axes]
     if any(x.shape[axis] != 1 for axis in gone):
         raise call.error("axes", axes, f"have to have size 1, and the input has shape {x.shape}")
     return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if i not in gone), helps=False)
