@@ -150,10 +150,9 @@ class Translation:
 
     def is_infinite(self, x: Tensor, signs: Sequence[int] = (1, -1)) -> Tensor:
         """Whether each element is an infinity of one of these signs."""
-        found = [self.equal(x, sign * math.inf) for sign in signs]
-        if not found:  # no number is below minus infinity
-            return self.less(x, -math.inf)
-        return found[0] if len(found) == 1 else self.binary("or", *found)
+        if len(signs) > 1:
+            return self.equal(self.magnitude(x), math.inf)
+        return self.equal(x, signs[0] * math.inf) if signs else self.less(x, -math.inf)  # which no number is
 
     def negated(self, x: Tensor) -> Tensor:
         """-x; integers wrap around."""
