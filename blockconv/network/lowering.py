@@ -49,6 +49,7 @@ from blockconv.network.ops.rule import Axes, Tensor, Tensors
 MOST_INDICES = 1 << 16  # of a constant gather
 MOST_COPIES = 64  # along an axis, of a value that is repeated
 MOST_ONES = 1 << 22  # elements of a constant by which a value is broadcast
+GELU = {"none": "gelu", "tanh": "gelu_tanh"}  # by the word for the approximation
 _OF_BOOLEANS = {"add": "or", "max": "or", "mul": "and", "min": "and"}
 _MIRRORED = {"greater": "less", "greater_equal": "less_equal"}  # kinds with their operands the other way round
 
@@ -195,10 +196,6 @@ class Translation:
         """scale * (x, or alpha * (exp(x) - 1) where x is negative). The usual one is Celu, which a convolution takes
         in."""
         return self.apply("celu" if alpha == scale == 1 else ("elu", alpha, scale), x)
-
-    def gelu(self, x: Tensor, by_tanh: bool) -> Tensor:
-        """x times the normal distribution's share below x, exactly or by Tanh."""
-        return self.apply("gelu_tanh" if by_tanh else "gelu", x)
 
     def converted(self, x: Tensor, name: str) -> Tensor:
         """x as numbers of the type of this name. Beyond an integer's bounds floats become the bound, and NaN 0."""

@@ -183,7 +183,7 @@ op("com.microsoft.FusedGemm", limits="floats, or constant B and C")(
 @op("com.microsoft.Gelu", "com.microsoft.BiasGelu", "com.microsoft.FastGelu", limits="floats")
 def _gelu(call: Call) -> Tensor:
     """By Erf, or by Tanh (FastGelu); of x plus a bias, if there is one."""
-    return call.gelu(call.plus(call.floats(), 1), call.kind == "FastGelu")
+    return call.apply("gelu_tanh" if call.kind == "FastGelu" else "gelu", call.plus(call.floats(), 1))
 
 
 @op("com.microsoft.QuickGelu", "Swish", limits="floats")

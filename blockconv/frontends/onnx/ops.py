@@ -22,6 +22,7 @@ from blockconv.frontends.onnx.scope import OPS as OPS
 from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
+from blockconv.network.lowering import GELU
 from blockconv.network.ops.rule import Tensor
 
 # ---------------------------------------------------------------- elementwise
@@ -62,7 +63,7 @@ def _hardswish(call: Call) -> Tensor:
     return call.mul(x, call.apply(("hardsigmoid", float(np.float32(1 / 6)), 0.5), x))
 
 
-op("Gelu")(lambda call: call.gelu(call.x, call.one_of("approximate", "none", "tanh") == "tanh"))
+op("Gelu")(lambda call: call.apply(GELU[call.one_of("approximate", *GELU)], call.x))
 
 
 @op("Clip")

@@ -24,7 +24,7 @@ from blockconv.frontends.torch.reader import OPS as OPS
 from blockconv.frontends.torch.reader import Call, Constant, Value, kind_of, lowered, of_numbers, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.lowering import reduced_shape
+from blockconv.network.lowering import GELU, reduced_shape
 from blockconv.network.ops.rule import Tensor
 
 # Ops that are worth a plan by themselves.
@@ -58,7 +58,7 @@ for _name in (*ACTIVATIONS, *FUNCTIONS):
         op(_name)(lowered(lambda call, x, name=_name: call.apply(name, x)))
 op("leaky_relu")(lambda call: call.apply(("leaky_relu", call["negative_slope"]), call.x))
 op("celu")(lambda call: call.apply(("celu", call["alpha"]), call.x))
-op("gelu")(lambda call: call.gelu(call.x, call["approximate"] == "tanh"))
+op("gelu")(lambda call: call.apply(GELU[call["approximate"]], call.x))
 
 
 @op("softplus")
