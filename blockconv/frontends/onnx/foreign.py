@@ -164,10 +164,10 @@ class Fallback:
         nodes, reads = self._with_reads([node])
         wanted = [name for name in node.output if name in self.scope.read]
         types = self._infer(node, nodes, reads, wanted)
-        if any(types[name].shape is None for name in wanted if types[name].dtype is not None):
+        plain = {name: types[name] for name in wanted if types[name].dtype is not None}
+        if any(value.shape is None for value in plain.values()):
             self._leave(node, types)
             return
-        plain = {name: (value.dtype, value.shape) for name in wanted if (value := types[name]).dtype is not None}
         if plain and self._gives_nothing(node, plain):
             return
         self.scope.values |= {name: Unknown(name, False) for name in wanted if name not in plain}
