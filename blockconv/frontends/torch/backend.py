@@ -339,9 +339,7 @@ def _place_part(gm: Any, call: Any, constant: set[Any], record: Compiled, settin
         return inner[outer]
 
     placed = dict(zipped(module.graph.find_nodes(op="placeholder"), map(place, call.args)))
-    for node in module.graph.nodes:
-        if node.op != "placeholder":
-            placed[node] = graph.node_copy(node, placed.__getitem__)
+    graph.output(graph.graph_copy(module.graph, placed))
     call.args = tuple(leaves)
     part = Part(GraphModule(module, graph), [leaf in constant for leaf in leaves], record, settings)
     record.parts.append(part)
