@@ -141,12 +141,11 @@ def _call(op: Any, run: Run, keep: Run, backward: Run, along: Any = None) -> Any
 
 def _each_by_itself(call: Run, count: int, dims: Sequence[Any], args: Sequence[Any]) -> Any:
     """An op of a batch of arguments, one after the other. dims: the batch's axis of each argument, or None."""
-
-    def one(k: int) -> Any:
-        pairs = zipped(args, dims)
-        return call(*(x.select(dim, k) if isinstance(x, torch.Tensor) and dim is not None else x for x, dim in pairs))
-
-    found = [one(k) for k in range(count)]
+    pairs = [*zipped(args, dims)]
+    found = [
+        call(*(x.select(dim, k) if isinstance(x, torch.Tensor) and dim is not None else x for x, dim in pairs))
+        for k in range(count)
+    ]
     if not isinstance(found[0], tuple):
         return torch.stack(found), 0
     return tuple(map(torch.stack, zipped(*found))), (0,) * len(found[0])
