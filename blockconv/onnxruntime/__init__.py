@@ -99,8 +99,7 @@ def enable_telemetry_events() -> None:
     """Do nothing: blockconv sends nothing anywhere."""
 
 
-def disable_telemetry_events() -> None:
-    """Do nothing: blockconv sends nothing anywhere."""
+disable_telemetry_events = enable_telemetry_events
 
 
 def get_version_string() -> str:

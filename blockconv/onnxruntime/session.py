@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -191,8 +191,11 @@ class InferenceSession:
                 raise InvalidArgument(f"Invalid output name:{name}")
         declared, fed = self._declared, frozenset[str]()
         if not given <= declared.keys():
-            overridden = self._overridden([name for name in given if name not in declared])
-            declared, fed = {**declared, **overridden}, frozenset(overridden)
+            known, fed = {one.name: one for one in self._overridable}, frozenset(given - declared.keys())
+            for name in given:
+                if name not in declared and name not in known:
+                    raise InvalidArgument(f"Invalid input name: {name}")
+            declared = declared | {name: known[name] for name in fed}
         feeds = {}
         for name, declaration in declared.items():
             x = input_feed.get(name)
@@ -211,14 +214,6 @@ class InferenceSession:
         except BlockconvError as error:
             raise _as_theirs(error) from error
         return [values[name] for name in wanted]
-
-    def _overridden(self, names: Collection[str]) -> dict[str, NodeArg]:
-        """The declarations of these initializers. Raises for the first name that is none."""
-        known = {one.name: one for one in self._overridable}
-        for name in names:
-            if name not in known:
-                raise InvalidArgument(f"Invalid input name: {name}")
-        return {name: known[name] for name in names}
 
     def run_async(
         self,
@@ -340,13 +335,12 @@ class IOBinding:
         """Run the session on what is bound."""
         names = list(self._outputs)
         found = self._session.run(names, self._inputs, run_options) if names else []
-        for name, result in zipped(names, found):
-            wanted = self._outputs[name]
+        given = [*zipped(self._outputs.items(), found)]
+        for (name, wanted), result in given:
             if wanted is not None and (wanted.shape, wanted.dtype) != (result.shape, result.dtype):
                 rule = f"is bound to {wanted.dtype} {wanted.shape}, and the model gives {result.dtype} {result.shape}"
                 raise InvalidArgument(f"output {name!r} {rule}")
-        for name, result in zipped(names, found):
-            wanted = self._outputs[name]
+        for (name, wanted), result in given:
             if wanted is not None:
                 np.copyto(wanted, result)
             self._results[name] = OrtValue(result if wanted is None else wanted)
