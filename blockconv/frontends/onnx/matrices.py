@@ -59,10 +59,9 @@ def _order(call: Call, x: Tensor, side: str) -> Axes | None:
     return tuple(order) if order != sorted(order) else None
 
 
-@op("MatMul", limits="floats, or constant B; up to 6 dimensions")
-def _matmul(call: Call) -> Tensor:
-    a, b = call.x, call.input(1)
-    return matmul(call, ops.Conv2d(), a, 1) if call.scope.is_constant(b.name) else call.multiplied(a, b)
+op("MatMul", limits="floats, or constant B; up to 6 dimensions")(
+    lambda call: call.multiplied(call.x, call.input(1)) if call.flows(1) else matmul(call, ops.Conv2d(), call.x, 1)
+)
 
 
 @op("Attention", limits="floats")

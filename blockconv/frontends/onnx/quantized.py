@@ -249,10 +249,9 @@ def qlinear_conv(call: Call) -> Tensor:
     return stored(call, y, 6)
 
 
-@op("QLinearMatMul", limits=f"constant B, whose batch broadcasts with A's; {CONSTANT}")
-def _qlinear_matmul(call: Call) -> Tensor:
-    a, _ = factors(call, 1)
-    return stored(call, matmul(call, ops.Conv2d(), a, 3), 6)
+op("QLinearMatMul", limits=f"constant B, whose batch broadcasts with A's; {CONSTANT}")(
+    lambda call: stored(call, matmul(call, ops.Conv2d(), factors(call, 1)[0], 3), 6)
+)
 
 
 # ---------------------------------------------------------------- sums of integers, and quantization found at run time

@@ -92,10 +92,9 @@ def _unsqueeze(call: Call) -> Tensor:
     return call.reshape(x, tuple(1 if i in new else next(sizes) for i in range(rank)), helps=False)
 
 
-@op("Transpose")
-def _transpose(call: Call) -> Tensor:
-    perm = call.attribute("perm", tuple(reversed(range(call.x.rank))))
-    return call.emit(ops.Transpose(perm), call.x)
+op("Transpose")(
+    lambda call: call.emit(ops.Transpose(call.attribute("perm", tuple(reversed(range(call.x.rank))))), call.x)
+)
 
 
 @op("Concat")

@@ -195,9 +195,8 @@ def _check_pads(call: Call, window: Window) -> None:
                 raise call.error("pads", window.pads, rule, "lower the pads, or put a Pad before the node")
 
 
-@op("GlobalMaxPool", "GlobalAveragePool", limits="1-D to 3-D")
-def _global_pool(call: Call) -> Tensor:
-    return global_pool(call, "max" if call.kind == "GlobalMaxPool" else "avg_exclude_padding", call.x)
+op("GlobalMaxPool", limits="1-D to 3-D")(lambda call: global_pool(call, "max", call.x))
+op("GlobalAveragePool", limits="1-D to 3-D")(lambda call: global_pool(call, "avg_exclude_padding", call.x))
 
 
 def global_pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:

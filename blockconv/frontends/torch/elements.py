@@ -157,10 +157,7 @@ def _logic(call: Call) -> Tensor:
 of_numbers("logical_not", "bitwise_not")(lambda call: call.inverted(as_numbers(call, call.x)))
 
 
-@of_numbers("where")
-def _where(call: Call) -> Tensor:
-    condition = as_numbers(call, call["condition"], "bool")
-    return call.where(condition, *_operands(call))
+of_numbers("where")(lambda call: call.where(as_numbers(call, call["condition"], "bool"), *_operands(call)))
 
 
 @of_numbers("clamp", "hardtanh")
@@ -177,10 +174,9 @@ def _clamp(call: Call) -> Tensor:
 # Ops with `from_end=False` refuse negative indices, as PyTorch does.
 
 
-@of_numbers("gather")
-def _gather(call: Call) -> Tensor:
-    x = call.x
-    return call.emit(ops.GatherAt("elements", call.along, from_end=False), x, call.input("index"))
+of_numbers("gather")(
+    lambda call: call.emit(ops.GatherAt("elements", call.along, from_end=False), call.x, call.input("index"))
+)
 
 
 @of_numbers("index_select")
@@ -347,7 +343,5 @@ def _ordered(call: Call) -> list[Tensor]:
     return [call.emit(ops.GatherAt("elements", axis), x, indices), indices]
 
 
-@of_numbers("cumsum", "cumprod")
-def _cumulative(call: Call) -> Tensor:
-    x = as_numbers(call, call.x)
-    return call.emit(ops.Scan(call.along, "add" if call.kind == "cumsum" else "mul"), x)
+of_numbers("cumsum")(lambda call: call.emit(ops.Scan(call.along, "add"), as_numbers(call, call.x)))
+of_numbers("cumprod")(lambda call: call.emit(ops.Scan(call.along, "mul"), as_numbers(call, call.x)))

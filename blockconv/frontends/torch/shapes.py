@@ -118,10 +118,7 @@ def _scatter(call: Call) -> Tensor:
     return call.emit(ops.Concat(axis), *parts) if parts[1:] else part
 
 
-@of_numbers("copy")
-def _copy(call: Call) -> Tensor:
-    x = call.x
-    return call.expanded(as_numbers(call, call["src"], x.type.name), x.shape)
+of_numbers("copy")(lambda call: call.expanded(as_numbers(call, call["src"], call.x.type.name), call.x.shape))
 
 
 @of_numbers("full_like")
@@ -180,10 +177,8 @@ def _as_strided(call: Call) -> Tensor:
     return x
 
 
-@of_numbers("sym_size", "sym_numel")
-def _sym_size(call: Call) -> int:
-    shape = call.x.shape
-    return math.prod(shape) if call.kind == "sym_numel" else shape[call["dim"]]
+of_numbers("sym_size")(lambda call: call.x.shape[call["dim"]])
+of_numbers("sym_numel")(lambda call: call.x.elements)
 
 
 @of_numbers("clone", "alias", "detach", "lift_fresh_copy", "native_dropout")

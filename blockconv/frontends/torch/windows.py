@@ -210,10 +210,8 @@ def _rounded(made: ops.Resize, shape: Shape, scales: Sequence[float | None]) -> 
     return pixels if any(np.any(a != b) for a, (_, b) in zipped(exact, pixels)) else []
 
 
-@op("upsample_nearest2d", "_upsample_nearest_exact2d")
-def _nearest(call: Call) -> Tensor:
-    how = ("half_pixel", "round_prefer_ceil") if "exact" in call.kind else ("asymmetric", "floor")
-    return _resize(call, "nearest", *how)
+op("upsample_nearest2d")(lambda call: _resize(call, "nearest", "asymmetric", "floor"))
+op("_upsample_nearest_exact2d")(lambda call: _resize(call, "nearest", "half_pixel", "round_prefer_ceil"))
 
 
 @op("upsample_nearest2d_backward")
