@@ -21,14 +21,7 @@ from blockconv.network.emitter import Unsupported
 from blockconv.network.lowering import MOST_INDICES, reduced_shape
 from blockconv.network.ops.rule import Axes, Tensor
 
-
-@op("Shape")
-def _shape(call: Call) -> Tensor:
-    shape = call.x.shape
-    part = shape[slice(call["start"], call["end"])]
-    return call.constant(np.array(part, np.int64), "shape")
-
-
+op("Shape")(lambda call: call.constant(np.array(call.x.shape[call["start"] : call["end"]], np.int64), "shape"))
 op("Size")(lambda call: call.constant(np.array(call.x.elements, np.int64), "size"))
 
 
