@@ -210,7 +210,7 @@ def _value(attribute: Any) -> Any:
     value = helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
         return value.decode()
-    return tuple(value) if isinstance(value, (list, tuple)) or hasattr(value, "extend") else value
+    return tuple(value) if hasattr(value, "extend") else value
 
 
 @functools.cache
@@ -338,9 +338,9 @@ class Call(Translation):
             raise self.error("inputs", list(self.node.input), f"lacks input {index}")
         return found
 
-    def floats(self, index: int = 0) -> Tensor:
-        """An input of floats."""
-        x = self.input(index)
+    def floats(self) -> Tensor:
+        """The first input, of floats."""
+        x = self.x
         if not x.type.is_float:
             raise Unsupported(f"of {x.dtype}")
         return x

@@ -70,7 +70,7 @@ def _of_input(groups: int, window: volumes.Window, shape: Shape, grad: Shape) ->
 
 @op("blockconv.conv2d_backward_data")
 def _transposed_convolution(call: Call) -> Tensor:
-    x, flows = call.tensor(call["grad"]), isinstance(call["weight"], Tensor)
+    x, flows = call.input("grad"), isinstance(call["weight"], Tensor)
     weight = call["weight"] if flows else call.parameter("weight")
     window = _window(call, weight.shape[2:])
     made = _of_input(call["groups"], window, call["input_shape"], x.shape)
