@@ -171,13 +171,19 @@ def _factors_that_flow(call: Call, x: Tensor) -> list[Tensor]:
     ]
 
 
-def _with_results(call: Call, y: Tensor, shape: Shape, dtype: str, count: int) -> list[Tensor | None]:
-    """An output and its further results of one shape that other nodes read, in the types of the trace."""
-    found: list[Tensor | None] = [y]
-    for k in range(count):
-        read = call.emit(ops.FurtherResult(k, shape, dtype), y) if call.reads(1 + k) else None
-        found.append(None if read is None else call.converted(read, str(call.node.meta["val"][1 + k].dtype)[6:]))
-    return [*found, None, None]
+def _with_results(
+    call: Call, y: Tensor, shape: Shape, dtype: str, count: int, given: Shape = ()
+) -> list[Tensor | None]:
+    """An output and its further results of one shape that other nodes read, in the types of the trace.
+
+    given: the shape that PyTorch gives the results, if that is another one.
+    """
+    found: list[Tensor | None] = [y, *[None] * (count + 2)]
+    for k in filter(call.reads, range(1, 1 + count)):
+        read = call.emit(ops.FurtherResult(k - 1, shape, dtype), y)
+        promised = str(call.node.meta["val"][k].dtype)[6:]
+        found[k] = call.reshape(call.converted(read, promised), given or shape)
+    return found
 
 
 class _Groups(NamedTuple):
@@ -212,8 +218,8 @@ def _group_norm(call: Call) -> Value:
         return [call.normalise(x, at.groups, *_factors(call), call["eps"]), None, None]
     image = call.reshape(x, at.shape)
     y = call.emit(ops.GroupNormTraining(at.groups, call["eps"]), image, *_factors_that_flow(call, image))
-    _, *known = _with_results(call, y, (at.shape[0], at.groups), x.type.computed.name, 2)
-    return [call.reshape(y, x.shape), *(None if one is None else call.reshape(one, at.statistics) for one in known)]
+    _, *known = _with_results(call, y, (at.shape[0], at.groups), x.type.computed.name, 2, at.statistics)
+    return [call.reshape(y, x.shape), *known]
 
 
 @op("native_group_norm_backward", "native_layer_norm_backward")
@@ -224,8 +230,8 @@ def _group_norm_backward(call: Call) -> Value:
     known = [call.reshape(call.converted(call.input(name), kind), shape) for name in ("mean", "rstd")]
     made = ops.GroupNormBackward(at.groups)
     y = call.emit(made, image, grad, _factors_that_flow(call, image)[0], *known)
-    _, *found = _with_results(call, y, at.shape[1:2], kind, 2)
-    return [call.reshape(y, x.shape), *(None if one is None else call.reshape(one, at.factors) for one in found)]
+    _, *found = _with_results(call, y, at.shape[1:2], kind, 2, at.factors)
+    return [call.reshape(y, x.shape), *found]
 
 
 @op("_fused_rms_norm")
