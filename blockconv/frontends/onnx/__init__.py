@@ -108,9 +108,8 @@ def _utf8_names(called: str) -> Iterator[None]:
 
 def _warn_of_floats(network: Network) -> None:
     """Name the nodes of a quantized network that run as floats."""
-    names = []
-    if holds(network.nodes, Dequantize):
-        names = [f"{node.name!r} ({node.op})" for node in dequantized(fuse(network))]
+    known = dequantized(fuse(network)) if holds(network.nodes, Dequantize) else ()
+    names = [f"{node.name!r} ({node.op})" for node in known]
     if names:
         shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         said = f"blockconv: {network.name}: no integer kernels exist for {shown}; these nodes run in float32"

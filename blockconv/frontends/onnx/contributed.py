@@ -14,13 +14,7 @@ from blockconv.core import target
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
 from blockconv.core.python import zipped
 from blockconv.frontends.onnx.matrices import gemm, matmul, of_heads, of_rows
-from blockconv.frontends.onnx.quantized import (
-    CONSTANT,
-    dequantized,
-    factors,
-    qlinear_conv,
-    stored,
-)
+from blockconv.frontends.onnx.quantized import CONSTANT, dequantized, factors, qlinear_conv, stored
 from blockconv.frontends.onnx.scope import OPS, Call, op
 from blockconv.frontends.onnx.windows import average, conv, global_pool, pool
 from blockconv.network import ops

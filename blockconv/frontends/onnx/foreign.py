@@ -116,15 +116,16 @@ class Fallback:
             runs = False
         except NetworkError as error:
             runs = not isinstance(error.__cause__, DtypeError) and self._folds_elsewhere(node, error)
-        if not runs and node.domain == BLOCKED:  # ONNX Runtime would take the channels' order for its own
+        if runs:
+            return
+        if node.domain == BLOCKED:  # ONNX Runtime would take the channels' order for its own
             raise UnsupportedError(f"{OP}: not supported: {title(node)}: {BLOCKED}.{node.op_type} of such operands")
-        if not runs:
-            self.scope.drop(first)
-            self._foreign.add(place)
-            try:
-                self._make_foreign(node)
-            except Unsupported as error:
-                raise UnsupportedError(f"{OP}: not supported: {error}") from error
+        self.scope.drop(first)
+        self._foreign.add(place)
+        try:
+            self._make_foreign(node)
+        except Unsupported as error:
+            raise UnsupportedError(f"{OP}: not supported: {error}") from error
 
     def _branch(self, node: Any) -> Any:
         """The graph of an If that runs, if that is known."""
