@@ -253,15 +253,9 @@ def _resize(call: Call) -> Tensor:
     coordinates: Any = call["coordinate_transformation_mode"] if modern else "asymmetric"
     nearest: Any = call["nearest_mode"] if modern else "floor"
     modes = get_args(ResizeMode) if modern else ("nearest", "linear" if call.opset >= 7 else "bilinear")
-    unknown = [
-        f"{name}={value!r}"
-        for name, value, known in (
-            ("mode", mode, modes),
-            ("coordinate_transformation_mode", coordinates, get_args(Coordinates)),
-            ("nearest_mode", nearest, get_args(NearestMode)),
-        )
-        if value not in known
-    ]
+    given = {"mode": mode, "coordinate_transformation_mode": coordinates, "nearest_mode": nearest}
+    known = modes, get_args(Coordinates), get_args(NearestMode)
+    unknown = [f"{name}={value!r}" for (name, value), taken in zipped(given.items(), known) if value not in taken]
     if unknown:
         raise Unsupported(", ".join(unknown))
     kind: ResizeMode = "linear" if mode == "bilinear" else mode
