@@ -403,16 +403,13 @@ class Fallback:
                 return {name: _Value(x.dtype, x.shape) for name, x in zipped(wanted, results)}
             except runtime_errors():
                 pass  # it refuses the node
-
-        def missing() -> set[str]:
-            values = ((name, found.get(name)) for name in wanted)
-            return {name for name, v in values if v is None or (v.dtype is not None and v.shape is None)}
-
-        if missing():
-            found |= {name: value for name, value in _by_onnx(model) if name in missing()}
-        if missing() and has_onnx_runtime():
-            found |= {name: value for name, value in _by_onnx_runtime(model, title(node)) if name in missing()}
-        return {name: found.get(name, _Value(np.dtype(np.float32), None)) for name in wanted}
+        unknown = _Value(np.dtype(np.float32), None)
+        for source in (_by_onnx(model), _by_onnx_runtime(model, title(node))):
+            values = ((name, found.get(name, unknown)) for name in wanted)
+            missing = {name for name, value in values if value.dtype is not None and value.shape is None}
+            if missing:
+                found |= {name: value for name, value in source if name in missing}
+        return {name: found.get(name, unknown) for name in wanted}
 
 
 _CONVERSIONS = (
@@ -476,7 +473,9 @@ def _by_onnx(model: Any) -> Iterator[tuple[str, _Value]]:
 
 
 def _by_onnx_runtime(model: Any, where: str) -> Iterator[tuple[str, _Value]]:
-    """Raises Unsupported for a model that it does not take."""
+    """Nothing where it is not installed. Raises Unsupported for a model that it does not take."""
+    if not has_onnx_runtime():
+        return
     try:
         session = new_session(model.SerializeToString(), 1, optimized=False)
     except runtime_errors() as error:
