@@ -93,8 +93,6 @@ def _transposed(call: Call, at: int) -> tuple[Tensor, Axes] | None:
 
 op("com.microsoft.QLinearAdd", limits=CONSTANT)(_binary("add"))
 op("com.microsoft.QLinearMul", limits=CONSTANT)(_binary("mul"))
-
-
 op("com.microsoft.QLinearWhere", limits=CONSTANT)(_of_integers(1, 4)(lambda call, x, y: call.where(call.x, x, y)))
 op("com.microsoft.QLinearSigmoid", limits=CONSTANT)(_of_integers(0)(lambda call, x: call.apply("sigmoid", x)))
 op("com.microsoft.QLinearLeakyRelu", limits=CONSTANT)(

@@ -209,8 +209,6 @@ def _normalised(
 
 
 op("LRN")(lambda call: call.emit(ops.Lrn(*(call[name] for name in ("size", "alpha", "beta", "bias"))), call.x))
-
-
 op("Softmax", "LogSoftmax")(lambda call: softmax(call, call.x, call.along, call.opset))
 
 

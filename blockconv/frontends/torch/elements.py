@@ -155,8 +155,6 @@ def _logic(call: Call) -> Tensor:
 
 
 of_numbers("logical_not", "bitwise_not")(lambda call: call.inverted(as_numbers(call, call.x)))
-
-
 of_numbers("where")(lambda call: call.where(as_numbers(call, call["condition"], "bool"), *_operands(call)))
 
 
@@ -293,8 +291,6 @@ def reduced(call: Call, x: Tensor, kind: str) -> Tensor:
 of_numbers("sum", "prod", "mean")(lambda call: reduced(call, as_numbers(call, call.x), call.kind))
 of_numbers("amin")(lambda call: reduced(call, call.x, "min"))
 of_numbers("any")(lambda call: call.converted(reduced(call, as_numbers(call, call.x, "bool"), "max"), call.result))
-
-
 op("logsumexp")(lambda call: call.log_sum_exp(call.x, reduced_axes(call), call["keepdim"]))
 
 

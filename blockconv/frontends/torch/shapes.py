@@ -142,14 +142,8 @@ def _cat(call: Call) -> Tensor:
 
 
 of_numbers("slice")(lambda call: call.sliced(call.x, call.along, call["start"], call["end"], call["step"]))
-
-
 of_numbers("select")(lambda call: call.gathered(call.x, call.along, np.asarray(call["index"])))
-
-
 of_numbers("split_with_sizes")(lambda call: call.split(call.x, call.along, call["split_sizes"]))
-
-
 op("constant_pad_nd")(lambda call: call.bordered(call.x, _pads(call, call["pad"]), float(call["value"])))
 
 

@@ -283,6 +283,4 @@ def _channel_shuffle(call: Call) -> Tensor:
 
 
 op("pixel_shuffle")(lambda call: call.blocks_moved(call.x, call["upscale_factor"]))
-
-
 op("pixel_unshuffle")(lambda call: call.blocks_moved(call.x, call["downscale_factor"], inverse=True))
