@@ -76,14 +76,15 @@ FAMILIES = {
         "ecaresne", "bat_resne", "cspresne", "gernet", "dla", "dpn",
     ),
     "inverted residual": (
-        "mobilenet", "efficientnet", "mnasnet", "fbnet", "hardcorenas", "mixnet", "lcnet", "ghostnet", "mobileone",
-        "lraspp_mobilenet", "pose_mobilenet", "simcc_mobilenet",
+        "mobilenet", "efficientnet", "mnasnet", "fbnet", "hardcorenas", "mixnet", "lcnet", "ghostnet", "repghostnet",
+        "mobileone", "tinynet", "semnasnet", "spnasnet", "lraspp_mobilenet", "pose_mobilenet", "simcc_mobilenet",
+        "deeppose_mobilenet", "s_vipnas",
     ),
     "plain": ("vgg", "repvgg", "alexnet", "zfnet"),
     "inception": ("inception", "googlenet", "xception"),
     "dense": ("densenet", "rdnet", "ese_vovnet", "hgnet"),
     "u-shaped": ("unet", "u2net"),
-    "detectors": ("yolo", "detector", "darknet", "cs3darknet"),
+    "detectors": ("yolo", "detector", "darknet", "cs3darknet", "pose_cspnext", "rtmpose"),
     "transformers": (
         "swin", "vit", "deit", "convit", "crossvit", "coat", "convnext", "inception_next", "poolformer", "mambaout",
         "convmixer", "fasternet", "starnet", "repvit",
