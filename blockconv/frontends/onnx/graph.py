@@ -84,8 +84,11 @@ def read_graph(
     _check_declared_types(graph, scope)
     network = _network(scope, given, rest=rest)
     check_foreign(network)
-    begun = (None, []) if rest else _begun(first, scope, needed)
-    return network.remade_by(_Again(model, arrays, strict, network, *begun))
+    anew = functools.partial(read_graph, model, arrays, strict=strict)
+    branches = any(True for node in needed for _ in graphs_of(node))  # whose nodes have steps of their own
+    if rest or branches or holds(scope.nodes, Foreign):
+        return network.remade_by(anew)
+    return network.remade_by(_Again(anew, model, {*arrays}, network, first, _begun(first, scope, needed)))
 
 
 # ---------------------------------------------------------------- other sizes
@@ -97,51 +100,45 @@ class _Again:
 
     Only translators that look at sizes run again. ONNX's checks do not, and values of constants alone are known.
 
-    model, arrays, strict: as in `read_graph`, which runs for models with foreign nodes, and after a refusal here.
+    anew: reads the model for some shapes from the beginning, after a refusal here.
+    model: as in `read_graph`.
+    fixed: the names of its weights.
     network: the model's, for the shapes that it was read for first.
-    scope: the values that depend on constants alone; None for a model with foreign nodes or branches.
+    scope: the values that depend on constants alone.
     nodes: the nodes that make other values, in an order that can run, with their steps.
     """
 
+    anew: Callable[[dict[str, Shape]], Network]
     model: Any
-    arrays: dict[str, Array]
-    strict: bool
+    fixed: set[str]
     network: Network
-    scope: Scope | None
+    scope: Scope
     nodes: list[tuple[Any, ReadStep | None]]
 
     @ieee
     def __call__(self, shapes: dict[str, Shape]) -> Network:
-        try:
-            made = self._translated(shapes)
-        except (ArgumentError, Unsupported, UnknownValue):
-            made = None
-        return made or read_graph(self.model, self.arrays, shapes, self.strict)
-
-    def _translated(self, shapes: dict[str, Shape]) -> Network | None:
-        if self.scope is None:
-            return None
         graph, scope = self.model.graph, copy.copy(self.scope)
-        for tensor in _inputs(graph, {*self.arrays}, shapes):
-            scope.input(tensor)
-        for node, step in self.nodes:
-            if step is None or not scope.repeat(step):
-                _read(node, self.model, scope, None)
-        return _network(scope, [value.name for value in graph.output], self)
+        try:
+            for tensor in _inputs(graph, self.fixed, shapes):
+                scope.input(tensor)
+            for node, step in self.nodes:
+                if step is None or not scope.repeat(step):
+                    _read(node, self.model, scope, None)
+            return _network(scope, [value.name for value in graph.output], self)
+        except (ArgumentError, Unsupported, UnknownValue):
+            return self.anew(shapes)
 
 
 def _network(scope: Scope, outputs: Iterable[str], again: _Again | None = None, rest: Rest | None = None) -> Network:
     """The network of the scope. again: the reader, if the model was read before."""
     given = tuple(map(scope.output, outputs))
+    scope.dequantize()
     scope.constants = {name: unpacked(value) for name, value in scope.constants.items()}
     return scope.network(given, again, rest, like=None if again is None else again.network)
 
 
-def _begun(first: Scope, scope: Scope, nodes: Iterable[Any]) -> tuple[Scope | None, list[tuple[Any, ReadStep | None]]]:
-    """`scope` and `nodes` of an `_Again`. first: the scope before nodes were read. nodes: the model's, in order."""
-    branches = any(True for node in nodes for _ in graphs_of(node))  # whose nodes have steps of their own
-    if branches or holds(scope.nodes, Foreign):
-        return None, []
+def _begun(first: Scope, scope: Scope, nodes: Iterable[Any]) -> list[tuple[Any, ReadStep | None]]:
+    """`nodes` of an `_Again`, from the model's. first: the scope before nodes were read, which gets the constants."""
     fixed, others = set(first.values), []
     first.take_constants(scope)
     for node in (inner for one in nodes for inner in scope.definitions.get(tuple(one.output), [one])):
@@ -152,7 +149,7 @@ def _begun(first: Scope, scope: Scope, nodes: Iterable[Any]) -> tuple[Scope | No
         else:
             changes = any(scope.is_constant(scope.values[name].name) for name in flows)
             others.append((node, None if changes else scope.steps.get(node.output[0])))
-    return first, others
+    return others
 
 
 def _only_cast(graph: Any) -> set[str]:

@@ -79,7 +79,7 @@ class ReadStep(NamedTuple):
 class Scope(Emitter):
     """The network while it is read. `values` has each value by ONNX's names too.
 
-    dequantized: constants whose integers passes may take; there is a node for each that an op reads.
+    dequantized: constants whose integers passes may take.
     steps: the results of translators that look at no sizes, by the first of their values.
     definitions: the nodes by which ONNX defines a node's op, if they are read in its place, by its values.
     """
@@ -93,7 +93,6 @@ class Scope(Emitter):
         self.channel_block = 8  # the channels of a block in com.microsoft.nchwc
         self.floats: set[str] = set()  # names of sums of integers that are held as float32
         self.dequantized: dict[str, Dequantized] = {}
-        self._dequantizing: set[str] = set()  # constants of integers that a node dequantizes
         self.steps: dict[str, ReadStep] = {}
         self.definitions: dict[Names, list[Any]] = {}
 
@@ -108,19 +107,21 @@ class Scope(Emitter):
         self.dequantized[name] = value
         return self._known(Tensor(name, value.integers.shape, element("float32")))
 
-    def emit(
-        self, attributes: Op, *inputs: Tensor, parameters: Tensors = (), name: str = "", title: str = ""
-    ) -> Tensor:
-        """The same. Constants that are known as integers get a node that dequantizes them, unless the op is folded."""
-        operands = (*inputs, *parameters)
-        if not (attributes.folds and all(self.is_constant(t.name) for t in operands)):
-            for t in operands:
-                self._dequantize(t.name)
-        return super().emit(attributes, *inputs, parameters=parameters, name=name, title=title)
+    def dequantize(self) -> None:
+        """Give each constant of integers that a node reads a node that dequantizes it, when all nodes are there.
 
-    def drop(self, first: int) -> None:
-        self._dequantizing -= {node.output for node in self.nodes[first:]}
-        super().drop(first)
+        Networks have no int16, so an int16 constant becomes floats.
+        """
+        made = []
+        for name in {name: None for node in self.nodes for name in node.operands if name in self.dequantized}:
+            integers, attributes = self.dequantized[name]
+            if integers.dtype == np.int16:
+                self.constants[name] = self.dequantized[name].array
+            else:
+                self.constants.pop(name, None)  # the floats, for an output
+                given = self.constant(self.value_name(f"{name}.integers"), integers)
+                made.append(Node(self.node_name(f"{name}.dequantize"), attributes, (given.name,), name))
+        self.nodes[:0] = made
 
     def repeat(self, step: ReadStep) -> bool:
         """Repeat a translator's result from other sizes. If the result may differ, return False and do nothing.
@@ -135,9 +136,7 @@ class Scope(Emitter):
         for node, like in step.nodes:
             self.nodes.append(node)
             self._node_names.add(node.name)
-            made = self._known(inferred(node, *node.among(values), like=like))
-            if made.name in self.dequantized:
-                self._dequantizing.add(made.name)
+            self._known(inferred(node, *node.among(values), like=like))
         for name, own in step.gives:
             values[name] = values[own]
         return True
@@ -146,22 +145,6 @@ class Scope(Emitter):
         """Take the constants of a scope over. Nodes that make some of them from sizes make these again."""
         self.constants, self.dequantized = {**other.constants}, {**other.dequantized}
         self.values |= {name: tensor for name, tensor in other.values.items() if other.is_constant(tensor.name)}
-        self._dequantizing = {name for name in other.dequantized if name in other.constants}  # of int16
-
-    def _dequantize(self, name: str) -> None:
-        """Make a node for a constant of integers. Networks have no int16, so an int16 constant becomes floats."""
-        if name in self.dequantized and name not in self._dequantizing:
-            self._dequantizing.add(name)
-            integers, attributes = self.dequantized[name]
-            if integers.dtype == np.int16:
-                self.constants[name] = self.dequantized[name].array
-                return
-            given = self.constant(self.value_name(f"{name}.integers"), integers)
-            self.nodes.append(Node(self.node_name(f"{name}.dequantize"), attributes, (given.name,), name))
-
-    def output(self, name: str) -> str:
-        made = name in self._dequantizing and self.values[name].name == name
-        return name if made else super().output(name)
 
 
 Translator = Callable[["Call"], "Tensor | Sequence[Tensor | None]"]
