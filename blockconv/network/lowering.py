@@ -4,7 +4,6 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -495,21 +494,35 @@ class Translation:
         *batch, rows, columns = y.shape
         return self.reshape(y, (*batch, *[rows] * (not is_row), *[columns] * (not is_column)))
 
-    def attended(self, made: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """softmax(scale * (q @ k transposed) + mask) @ v, as `made` says, of (..., heads, rows, width).
+    def attended(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        scale: float | None,
+        causal: bool,
+        zero_rows: bool = True,
+    ) -> Tensor:
+        """softmax(scale * (q @ k transposed) + mask) @ v, of (..., heads, rows, width).
 
         Several heads of q may share one of k and v. A mask of booleans is zeros and minus infinity.
+
+        scale: None: one over the root of the width.
+        causal, zero_rows: as in `Attention`.
         """
-        if not q.type.is_float or min(x.rank for x in (q, k, v)) < 2:
+        least = min(x.rank for x in (q, k, v))
+        if not q.type.is_float or least < 2:
             raise Unsupported(f"{q.type} of shapes {q.shape}, {k.shape} and {v.shape}")
         more = [] if mask is None else [self._added_to_scores(mask, q, k.shape[-2])]
         shape, groups = (*q.shape[:-1], v.shape[-1]), 1
-        if min(x.rank for x in (q, k, v)) > 2 and 1 < k.shape[-3] < q.shape[-3] and q.shape[-3] % k.shape[-3] == 0:
+        if least > 2 and 1 < k.shape[-3] < q.shape[-3] and q.shape[-3] % k.shape[-3] == 0:
             groups = q.shape[-3] // k.shape[-3]
             q, k, v, *more = (self._in_groups(x, q.shape[-3], groups) for x in (q, k, v, *more))
         rank = k.rank
         orders = (None, (*range(rank - 2), rank - 1, rank - 2), None, None)
-        y = self.emit(replace(made, orders=orders), q, k, v, *more)
+        scale = 1 / math.sqrt(q.shape[-1] or 1) if scale is None else float(scale)
+        y = self.emit(Attention(scale, causal, zero_rows, orders), q, k, v, *more)
         return y if groups == 1 else self.reshape(y, shape)
 
     def _in_groups(self, x: Tensor, heads: int, groups: int) -> Tensor:

@@ -282,14 +282,14 @@ def _attention(call: Call) -> Tensor:
         raise Unsupported("past keys and values, or rotation")
     parts = _side_by_side(call) if joined else _with_biases(call)
     q, k, v = (of_heads(call, x, "num_heads") for x in parts)
-    scale = call.attribute("scale", 0.0) or 1 / math.sqrt(q.shape[-1])
     masks = [_hidden(call, call.input(mask_at), q)] if call.has(mask_at) else []
     masks += [call.input(5)] if call.has(5) else []
     mask = functools.reduce(call.add, masks) if masks else None
     causal = bool(call["unidirectional"])
     if causal and q.shape[2] != k.shape[2]:
         raise Unsupported("unidirectional=1 with other numbers of queries and keys, whose mask ONNX does not define")
-    return of_rows(call, call.attended(ops.Attention(scale, causal), q, k, v, mask))
+    y = call.attended(q, k, v, mask, call.attribute("scale") or None, causal, zero_rows=False)
+    return of_rows(call, y)
 
 
 def _side_by_side(call: Call) -> list[Tensor]:

@@ -17,11 +17,14 @@ from blockconv.network.sampling import Outside, Sampling, sampled
 # ---------------------------------------------------------------- each element by itself
 
 op("Where", since=9)(lowered(Call.where))
-op("Equal", since=7)(lowered("equal"))
-op("Less", since=7)(lowered("less"))
-op("LessOrEqual", since=7)(lowered("less_equal"))
-op("Greater", since=7)(lowered("greater"))
-op("GreaterOrEqual", since=7)(lowered("greater_equal"))
+for _name, _kind in {
+    "Equal": "equal",
+    "Less": "less",
+    "LessOrEqual": "less_equal",
+    "Greater": "greater",
+    "GreaterOrEqual": "greater_equal",
+}.items():
+    op(_name, since=7)(lowered(_kind))
 for _name in ("And", "Or", "Xor"):
     op(_name, f"Bitwise{_name}", since=7)(lowered(_name.lower(), *WHOLE, "bool"))
 op("Not", "BitwiseNot")(lowered(Call.inverted, *WHOLE, "bool"))

@@ -72,9 +72,7 @@ def _attention(call: Call) -> Tensor:
         raise Unsupported(", ".join(others) or "past keys and values")
     names = ("q_num_heads", "kv_num_heads", "kv_num_heads")
     q, k, v = (of_heads(call, call.input(at), name) for at, name in enumerate(names))
-    scale = call.attribute("scale", 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0)
-    mask = call.input(3) if call.has(3) else None
-    y = call.attended(ops.Attention(scale, bool(call["is_causal"]), True), q, k, v, mask)
+    y = call.attended(q, k, v, call.optional(3), call["scale"], bool(call["is_causal"]))
     return y if call.x.rank == 4 else of_rows(call, y)
 
 
@@ -238,8 +236,8 @@ def _recurrent(call: Call) -> list[Tensor]:
     if x.rank != 3 or w.shape != (d, gates * h, x.shape[2]) or r.shape != (d, gates * h, h):
         rule = f"with weights of shapes {w.shape} and {r.shape} are no layers of {d} directions"
         raise call.error("input", x.shape, rule)
-    bias = call.array(3, "bias") if call.has(3) else np.zeros((d, 2 * gates * h), w.dtype)
-    states = [call.input(5 + k) if call.has(5 + k) else None for k in range(2 if is_lstm else 1)]
+    bias = call.array(3, "bias", np.zeros((d, 2 * gates * h), w.dtype))
+    states = [call.optional(5 + k) for k in range(2 if is_lstm else 1)]
     weights = w, r, bias[:, : gates * h], bias[:, gates * h :]
     of_sums = call["linear_before_reset"]
     return call.recurrent(x, "lstm" if is_lstm else "gru_of_sums" if of_sums else "gru", reverse, weights, states)

@@ -69,7 +69,7 @@ op("Gelu")(lambda call: call.apply(GELU[call.one_of("approximate", *GELU)], call
 @op("Clip")
 def _clip(call: Call) -> Tensor:
     if call.flows(1, 2) or call.x.type.name not in (*FLOATS, *BYTES):
-        return call.clipped(call.x, *(call.input(k) if call.has(k) else None for k in (1, 2)))
+        return call.clipped(call.x, *map(call.optional, (1, 2)))
     ends = (1, "min", -math.inf), (2, "max", math.inf)
     bounds = [float(call.array(k, name).item() if call.has(k) else call.attribute(name, end)) for k, name, end in ends]
     if any(map(math.isnan, bounds)):
@@ -203,7 +203,7 @@ def _normalised(
     if call.attribute("stash_type", 1) != 1:
         raise Unsupported(f"stash_type={call['stash_type']}: statistics of another type than float32")
     if along is None or not call.flows(1, 2):
-        return norm(call.array(1, "scale"), call.array(2, "bias") if call.has(2) else np.zeros(()))
+        return norm(call.array(1, "scale"), call.array(2, "bias", np.zeros(())))
     y = call.mul(norm(np.ones(()), np.zeros(())), along(call, 1))
     return call.add(y, along(call, 2)) if call.has(2) else y
 

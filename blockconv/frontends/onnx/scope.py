@@ -298,7 +298,11 @@ class Call(Translation):
 
     def has(self, index: int) -> bool:
         """Whether the node has this input."""
-        return index < len(self.inputs) and self.inputs[index] is not None
+        return self.optional(index) is not None
+
+    def optional(self, index: int) -> Tensor | None:
+        """The input with this number; None if the node lacks it."""
+        return self.inputs[index] if index < len(self.inputs) else None
 
     def flows(self, *places: int) -> bool:
         """Whether one of these inputs, where the node has them, is not a constant."""
@@ -316,7 +320,7 @@ class Call(Translation):
 
     def input(self, index: int) -> Tensor:
         """The input with this number."""
-        found = self.inputs[index] if index < len(self.inputs) else None
+        found = self.optional(index)
         if found is None:
             raise self.error("inputs", list(self.node.input), f"lacks input {index}")
         return found
@@ -341,8 +345,10 @@ class Call(Translation):
         """`y` plus an input, if the node has it."""
         return self.add(y, self.input(index)) if self.has(index) else y
 
-    def array(self, index: int, what: str) -> Array:
-        """An input that has to be a constant."""
+    def array(self, index: int, what: str, default: Array | None = None) -> Array:
+        """An input that has to be a constant. default: for a node that lacks it."""
+        if default is not None and not self.has(index):
+            return default
         tensor = self.input(index)
         value = self.scope.array(tensor.name)
         if value is None:

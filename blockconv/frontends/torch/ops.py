@@ -345,9 +345,8 @@ def _attention(call: Call) -> Value:
     q, k, v = (call.input(name) for name in ("query", "key", "value"))
     if call["dropout_p"]:
         raise call.in_training(f"dropout_p={call['dropout_p']}")
-    scale, mask = call.get("scale"), call["attn_mask"]
-    made = ops.Attention(1 / math.sqrt(q.shape[-1]) if scale is None else float(scale), bool(call["is_causal"]), True)
-    y = call.attended(made, q, k, v, None if mask is None else call.tensor(mask))
+    mask = None if call["attn_mask"] is None else call.input("attn_mask")
+    y = call.attended(q, k, v, mask, call.get("scale"), bool(call["is_causal"]))
     return y if call.kind == "scaled_dot_product_attention" else [y, None]
 
 
