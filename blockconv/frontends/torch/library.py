@@ -54,29 +54,41 @@ Ints = Sequence[int]
 Run = Callable[..., Any]
 
 
-def _define(schema: str, run: Run, fake: Run) -> None:
-    """An op of CPU tensors, and what it gives of fake ones. run: what it does, with gradients off."""
+def _no_derivative(ctx: Any, *_: Any) -> Any:
+    raise NotImplementedError("blockconv's norms have first derivatives: give those of torch.nn.functional")
+
+
+def _define(
+    schema: str,
+    run: Run,
+    fake: Run,
+    keep: Run = lambda *_: None,
+    backward: Run = _no_derivative,
+    along: Run | None = None,
+    autocast: bool = False,
+) -> None:
+    """An op of CPU tensors, and its derivative.
+
+    run: what it does, with gradients off. fake: what it gives of fake tensors.
+    keep(ctx, inputs, output): what backward(ctx, *gradients) reads. along: see `_call`.
+    """
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, lambda *args: run(*map(_detached, args)), "CPU")
     torch.library.register_fake(f"blockconv::{name}", fake, lib=_library)
-    setattr(calls, name, run)
+    torch.library.register_autograd(f"blockconv::{name}", backward, setup_context=keep, lib=_library)
+    op = getattr(torch.ops.blockconv, name).default
+    if autocast:
+        _library.impl(name, _in_autocast(op), "AutocastCPU")
+    call = _call(op, run, keep, backward, along)
+    setattr(calls, name, call)
+    # Transforms meet an op's own call here: `Transformed` knows them, and register_autograd would drop tangents.
+    _library.impl(name, call, "FuncTorchDynamicLayerFrontMode")
 
 
 def _detached(value: Any) -> Any:
     """A tensor without its graph, which PyTorch keeps. One with a tangent stays, and is refused as an array."""
     return value.detach() if isinstance(value, torch.Tensor) and not has_tangent(value) else value
-
-
-def _differentiate(name: str, keep: Run, backward: Run, along: Run | None = None, autocast: bool = False) -> None:
-    """keep(ctx, inputs, output): what backward(ctx, *gradients) reads. along: see `_call`."""
-    torch.library.register_autograd(f"blockconv::{name}", backward, setup_context=keep, lib=_library)
-    op = getattr(torch.ops.blockconv, name).default
-    if autocast:
-        _library.impl(name, _in_autocast(op), "AutocastCPU")
-    setattr(calls, name, _call(op, getattr(calls, name), keep, backward, along))
-    # Transforms meet an op's own call here: `Transformed` knows them, and register_autograd would drop tangents.
-    _library.impl(name, getattr(calls, name), "FuncTorchDynamicLayerFrontMode")
 
 
 def _call(op: Any, run: Run, keep: Run, backward: Run, along: Any = None) -> Any:
@@ -245,25 +257,11 @@ def _fake_conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
     return _empty(x, torch.ops.aten.conv2d(x, w, None, *options).shape, _layout(x, w))
 
 
-_define(f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_CONVOLVED}) -> Tensor", _conv2d, _fake_conv2d)
-_define(
-    f"conv2d_backward_data(SymInt[] input_shape, Tensor weight, Tensor grad, Tensor? bias, {_CONVOLVED}) -> Tensor",
-    lambda shape, w, grad, bias, *options: BACKWARD_DATA(
-        (grad, w, bias), (tuple(shape), *_tuples(options), None, "auto", "default"), out_layout=_layout(grad, w)
-    )[0],
-    lambda shape, w, grad, *options: _empty(grad, shape, _layout(grad, w)),
-)
-_define(
-    f"conv2d_backward_weights(Tensor input, SymInt[] weight_shape, Tensor grad, {_CONVOLVED}) -> Tensor",
-    lambda x, shape, grad, *options: conv2d_backward_weights(
-        x, tuple(shape), grad, *_tuples(options), out=_empty(x, shape, _layout(x, grad))
-    ),
-    lambda x, shape, grad, *options: _empty(x, shape, _layout(x, grad)),
-)
+def _derivative(name: str, made: int, *, bias: int | None) -> tuple[Run, Run, Run, bool]:
+    """Of one of the three: the last arguments of `_define`.
 
-
-def _differentiate_convolution(name: str, made: int, *, bias: int | None) -> None:
-    """One of the three. made: which of input, weight and output it makes of the others. bias: its place."""
+    made: which of input, weight and output it makes of the others. bias: its place.
+    """
     kept = [k for k in range(3) if k != made]
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
@@ -284,12 +282,31 @@ def _differentiate_convolution(name: str, made: int, *, bias: int | None) -> Non
             found[bias:] = [needs[bias] and given.sum((0, 2, 3))]
         return *(None if one is False else one for one in found), *(None,) * 4
 
-    _differentiate(name, keep, backward, _linear(name, *kept, bias=bias), autocast=True)
+    return keep, backward, _linear(name, *kept, bias=bias), True
 
 
-_differentiate_convolution("conv2d", 2, bias=2)
-_differentiate_convolution("conv2d_backward_data", 0, bias=3)
-_differentiate_convolution("conv2d_backward_weights", 1, bias=None)
+_define(
+    f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_CONVOLVED}) -> Tensor",
+    _conv2d,
+    _fake_conv2d,
+    *_derivative("conv2d", 2, bias=2),
+)
+_define(
+    f"conv2d_backward_data(SymInt[] input_shape, Tensor weight, Tensor grad, Tensor? bias, {_CONVOLVED}) -> Tensor",
+    lambda shape, w, grad, bias, *options: BACKWARD_DATA(
+        (grad, w, bias), (tuple(shape), *_tuples(options), None, "auto", "default"), out_layout=_layout(grad, w)
+    )[0],
+    lambda shape, w, grad, *options: _empty(grad, shape, _layout(grad, w)),
+    *_derivative("conv2d_backward_data", 0, bias=3),
+)
+_define(
+    f"conv2d_backward_weights(Tensor input, SymInt[] weight_shape, Tensor grad, {_CONVOLVED}) -> Tensor",
+    lambda x, shape, grad, *options: conv2d_backward_weights(
+        x, tuple(shape), grad, *_tuples(options), out=_empty(x, shape, _layout(x, grad))
+    ),
+    lambda x, shape, grad, *options: _empty(x, shape, _layout(x, grad)),
+    *_derivative("conv2d_backward_weights", 1, bias=None),
+)
 
 
 # ---------------------------------------------------------------- pools
@@ -317,40 +334,13 @@ def _fake_pool(op: Any) -> Run:
     return call
 
 
-_MAX = f"{_POOLED}, int[] dilation, bool ceil_mode"
-_AVG = f"{_POOLED}, bool ceil_mode, bool count_include_pad, int? divisor_override"
-_define(
-    f"max_pool2d(Tensor input, {_MAX}) -> (Tensor, Tensor)",
-    _pool(partial(max_pool2d, return_indices=True)),
-    _fake_pool(torch.ops.aten.max_pool2d_with_indices),
-)
-_define(f"avg_pool2d(Tensor input, {_AVG}) -> Tensor", _pool(avg_pool2d), _fake_pool(torch.ops.aten.avg_pool2d))
-_define(
-    "adaptive_avg_pool2d(Tensor input, SymInt[] output_size) -> Tensor",
-    _pool(adaptive_avg_pool2d),
-    lambda x, size: _empty(x, (*x.shape[:2], *size), _layout(x)),
-)
-_gradients: Any = (
-    ("adaptive_avg_pool2d_backward(SymInt[] input_shape, Tensor grad) -> Tensor", adaptive_avg_pool2d_backward),
-    (
-        f"max_pool2d_backward(SymInt[] input_shape, Tensor grad, Tensor indices, {_MAX}) -> Tensor",
-        lambda shape, grad, indices, *options, **how: max_pool2d_backward(
-            shape, grad, *options, indices=indices, **how
-        ),
-    ),
-    (f"avg_pool2d_backward(SymInt[] input_shape, Tensor grad, {_AVG}) -> Tensor", avg_pool2d_backward),
-)
-for _schema, _gradient in _gradients:
-    _define(_schema, _pool(_gradient, like=1), lambda shape, grad, *_: _empty(grad, shape, _layout(grad)))
-
-
 def _chosen(x: Any, indices: Any) -> Any:
     """The elements that a max pool chose."""
     return x.flatten(2).gather(2, indices.flatten(2)).view(indices.shape)
 
 
-def _differentiate_pool(name: str, along: Run | None = None) -> None:
-    """A pool and its gradient, each the other's derivative. along: see `_call`.
+def _define_pool(name: str, options: str, run: Run, fake: Run, gradient: Run, along: Run | None = None) -> None:
+    """A pool and its gradient, each the other's derivative. along: see `_call`; a max pool has its own.
 
     The gradient takes the pool's options, but an adaptive pool has one alone, its output's size. A max pool gives
     indices too, which take the options' part in the derivative of its gradient.
@@ -381,13 +371,41 @@ def _differentiate_pool(name: str, along: Run | None = None) -> None:
         of_grad = _chosen(given, *ctx.saved_tensors) if is_max else getattr(calls, name)(given, *ctx.options)
         return None, of_grad, *(None,) * ctx.count
 
-    _differentiate(name, keep, of_pool, along or _linear(name, 0))
-    _differentiate(backward, keep_gradient, of_gradient, _linear(backward, 1))
+    made, more = ("(Tensor, Tensor)", ", Tensor indices") if is_max else ("Tensor", "")
+    more += "" if is_adaptive else f", {options}"
+    _define(f"{name}(Tensor input, {options}) -> {made}", _pool(run), fake, keep, of_pool, along or _linear(name, 0))
+    _define(
+        f"{backward}(SymInt[] input_shape, Tensor grad{more}) -> Tensor",
+        _pool(gradient, like=1),
+        lambda shape, grad, *_: _empty(grad, shape, _layout(grad)),
+        keep_gradient,
+        of_gradient,
+        _linear(backward, 1),
+    )
 
 
-for _name in ("adaptive_avg_pool2d", "avg_pool2d"):
-    _differentiate_pool(_name)
-_differentiate_pool("max_pool2d", lambda inputs, outputs, tangents: (_chosen(tangents[0], outputs[1]), None))
+_define_pool(
+    "max_pool2d",
+    f"{_POOLED}, int[] dilation, bool ceil_mode",
+    partial(max_pool2d, return_indices=True),
+    _fake_pool(torch.ops.aten.max_pool2d_with_indices),
+    lambda shape, grad, indices, *options, **how: max_pool2d_backward(shape, grad, *options, indices=indices, **how),
+    lambda inputs, outputs, tangents: (_chosen(tangents[0], outputs[1]), None),
+)
+_define_pool(
+    "avg_pool2d",
+    f"{_POOLED}, bool ceil_mode, bool count_include_pad, int? divisor_override",
+    avg_pool2d,
+    _fake_pool(torch.ops.aten.avg_pool2d),
+    avg_pool2d_backward,
+)
+_define_pool(
+    "adaptive_avg_pool2d",
+    "SymInt[] output_size",
+    adaptive_avg_pool2d,
+    lambda x, size: _empty(x, (*x.shape[:2], *size), _layout(x)),
+    adaptive_avg_pool2d_backward,
+)
 
 
 # ---------------------------------------------------------------- batch normalisation
@@ -420,23 +438,6 @@ def _fake_batch_norm(x: Any, weight: Any, bias: Any, running_mean: Any, running_
     return _empty(x, x.shape, _layout(x)), *made, *new
 
 
-# Returns (output, means, inverses, running means and variances as they become, empty if they are not given).
-_define(
-    "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,"
-    " Tensor? residual, float momentum, float eps, float low, float high) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _batch_norm,
-    _fake_batch_norm,
-)
-_define(
-    "batch_norm_backward(Tensor grad, Tensor input, Tensor? weight, Tensor? bias, Tensor mean, Tensor inverse,"
-    " float low, float high) -> (Tensor, Tensor, Tensor)",
-    lambda grad, x, weight, bias, mean, inverse, low, high: gradients(
-        _dense(grad), _dense(x), (weight, bias), mean, inverse, (low, high)
-    ),
-    lambda grad, x, weight, bias, mean, *_: (_empty(x, x.shape, _layout(x)), *map(torch.empty_like, (mean, mean))),
-)
-
-
 def _keep(ctx: Any, weight: Any, bias: Any, output: Any) -> None:
     """The types of a norm's parameters. Its statistics have no gradients."""
     ctx.types = [None if each is None else each.dtype for each in (weight, bias)]
@@ -463,12 +464,23 @@ def _of_parameters(ctx: Any, found: Sequence[Any]) -> list[Any]:
     return [None if kind is None else g.to(kind) for g, kind in zipped(found, ctx.types)]
 
 
-def _of_norm_backward(ctx: Any, *_: Any) -> Any:
-    raise NotImplementedError("blockconv's norms have first derivatives: give those of torch.nn.functional")
-
-
-_differentiate("batch_norm", _keep_batch_norm, _of_batch_norm)
-_differentiate("batch_norm_backward", lambda ctx, inputs, output: None, _of_norm_backward)
+# Returns (output, means, inverses, running means and variances as they become, empty if they are not given).
+_define(
+    "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,"
+    " Tensor? residual, float momentum, float eps, float low, float high) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _batch_norm,
+    _fake_batch_norm,
+    _keep_batch_norm,
+    _of_batch_norm,
+)
+_define(
+    "batch_norm_backward(Tensor grad, Tensor input, Tensor? weight, Tensor? bias, Tensor mean, Tensor inverse,"
+    " float low, float high) -> (Tensor, Tensor, Tensor)",
+    lambda grad, x, weight, bias, mean, inverse, low, high: gradients(
+        _dense(grad), _dense(x), (weight, bias), mean, inverse, (low, high)
+    ),
+    lambda grad, x, weight, bias, mean, *_: (_empty(x, x.shape, _layout(x)), *map(torch.empty_like, (mean, mean))),
+)
 
 
 # ---------------------------------------------------------------- group and layer normalisation
@@ -498,34 +510,33 @@ def _keep_norm(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(x, weight, *output[1:])
 
 
-def _of_norm(name: str) -> Run:
+def _define_norm(name: str, over: str, run: Run, gradient: Run) -> None:
+    """A norm and its gradient. It gives (output, means, inverses), as PyTorch's native norms do."""
+
     def backward(ctx: Any, grad: Any, *_: Any) -> Any:
         x, *known = ctx.saved_tensors
         of_x, *rest = getattr(calls, f"{name}_backward")(grad, x, ctx.over, *known)
         return of_x, None, *_of_parameters(ctx, rest), None
 
-    return backward
-
-
-# Each gives (output, means, inverses), as PyTorch's native_group_norm and native_layer_norm do.
-_norms: Any = (
-    (
-        *("group_norm", "SymInt num_groups", lambda x, *given: group_norm(_dense_image(x), *given)),
-        lambda grad, x, *given: group_norm_backward(grad, _dense_image(x), *given),
-    ),
-    ("layer_norm", "SymInt[] normalized_shape", layer_norm, layer_norm_backward),
-)
-for _name, _over, _run, _backward in _norms:
+    made = "(Tensor, Tensor, Tensor)"
     _define(
-        f"{_name}(Tensor input, {_over}, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
-        _run,
+        f"{name}(Tensor input, {over}, Tensor? weight, Tensor? bias, float eps) -> {made}",
+        run,
         _fake_norm,
+        _keep_norm,
+        backward,
     )
     _define(
-        f"{_name}_backward(Tensor grad, Tensor input, {_over}, Tensor? weight, Tensor mean, Tensor inverse)"
-        " -> (Tensor, Tensor, Tensor)",
-        _backward,
+        f"{name}_backward(Tensor grad, Tensor input, {over}, Tensor? weight, Tensor mean, Tensor inverse) -> {made}",
+        gradient,
         _fake_norm_backward,
     )
-    _differentiate(_name, _keep_norm, _of_norm(_name))
-    _differentiate(f"{_name}_backward", lambda ctx, inputs, output: None, _of_norm_backward)
+
+
+_define_norm(
+    "group_norm",
+    "SymInt num_groups",
+    lambda x, *given: group_norm(_dense_image(x), *given),
+    lambda grad, x, *given: group_norm_backward(grad, _dense_image(x), *given),
+)
+_define_norm("layer_norm", "SymInt[] normalized_shape", layer_norm, layer_norm_backward)
