@@ -49,6 +49,8 @@ MOST_INDICES = 1 << 16  # of a constant gather
 MOST_COPIES = 64  # along an axis, of a value that is repeated
 MOST_ONES = 1 << 22  # elements of a constant by which a value is broadcast
 GELU = {"none": "gelu", "tanh": "gelu_tanh"}  # by the word for the approximation
+Convolved = tuple[Convolution, Tensors]  # a convolution, and its inputs after the first
+PLAIN: Convolved = Conv2d(), ()
 _OF_BOOLEANS = {"add": "or", "max": "or", "mul": "and", "min": "and"}
 _MIRRORED = {"greater": "less", "greater_equal": "less_equal"}  # kinds with their operands the other way round
 
@@ -443,7 +445,7 @@ class Translation:
         if 0 in (steps, h) or not x.type.is_float:
             raise Unsupported(f"input={x.shape} of {x.type}: no floats, or an empty sequence")
         weight = self.constant(w.reshape(d * columns, -1, 1, 1), "weight")
-        src = self.product(Conv2d(), x, weight, biases[0].reshape(-1))
+        src = self.product(x, weight, biases[0].reshape(-1))
         computed = x.type.computed.dtype
         parts = np.split(r.swapaxes(1, 2), [2 * h] if kind == "gru" else [], axis=2)
         first, *second = (blocks_of_columns(part.astype(computed)) for part in parts)
@@ -467,17 +469,14 @@ class Translation:
         """A convolution of x, and the `others` after it, by `parameters`: the weight, and perhaps a bias."""
         return self.emit(attributes, x, *others, parameters=parameters)
 
-    def product(
-        self, attributes: Convolution, a: Tensor, weight: Tensor, bias: Array | None, others: Tensors = ()
-    ) -> Tensor:
-        """(..., K) by a matrix as weights of shape (N, K, 1, 1), plus bias: (rows, N).
-
-        It is a convolution of 1x1 over images of one pixel. others: its inputs after the first.
-        """
+    def product(self, a: Tensor, weight: Tensor, bias: Array | None = None, by: Convolved = PLAIN) -> Tensor:
+        """(..., K) by a matrix as weights of shape (N, K, 1, 1), plus bias: (rows, N). It is a convolution of 1x1 over
+        images of one pixel."""
         if weight.shape[1] != a.shape[-1]:
             rule = f"has {a.shape[-1]} columns, and the second matrix has {weight.shape[1]} rows"
             raise self.error("input", a.shape, rule)
         parameters: Tensors = (weight,) if bias is None else (weight, self.constant(bias, "bias"))
+        attributes, others = by
         y = self.convolve(attributes, self.reshape(a, (-1, a.shape[-1], 1, 1)), others, parameters)
         return self.reshape(y, (-1, weight.shape[0]))
 

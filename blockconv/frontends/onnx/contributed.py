@@ -259,7 +259,7 @@ def _matmul_of_bits(call: Call) -> Tensor:
         raise call.error("B", call.input(1).shape, f"does not fit N={n}, K={k}, block_size={size}: {error}") from error
     whole = ((weight - zero) * scale).reshape(n, -1)[:, :k]
     call.inputs[1] = call.constant(whole.T.astype(x.type.dtype), "weight")
-    return call.plus(matmul(call, ops.Conv2d(), x, 1), 5)
+    return call.plus(matmul(call, x, 1), 5)
 
 
 def _unpacked(packed: Any, rows: int, bits: int) -> Any:
@@ -294,7 +294,7 @@ def _attention(call: Call) -> Tensor:
 
 def _side_by_side(call: Call) -> list[Tensor]:
     """Queries, keys and values: slices of a product and its bias."""
-    total = call.plus(matmul(call, ops.Conv2d(), call.x, 1), 2)
+    total = call.plus(matmul(call, call.x, 1), 2)
     widths = call.attribute("qkv_hidden_sizes", ()) or (total.shape[-1] // 3,) * 3
     if len(widths) != 3 or min(widths) < 1 or sum(widths) != total.shape[-1]:
         raise call.error("qkv_hidden_sizes", widths, f"has to be three sizes whose sum is the columns of {total.shape}")

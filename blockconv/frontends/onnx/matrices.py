@@ -12,7 +12,8 @@ from blockconv.core.types import Array
 from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.ops.rule import Tensor, Tensors
+from blockconv.network.lowering import PLAIN, Convolved
+from blockconv.network.ops.rule import Tensor
 
 op("Gemm", limits="floats, or constant B and C")(lambda call: gemm(call, call.x, 1, 2))
 
@@ -26,7 +27,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
         y = _product(call)
     else:
         a = call.transposed(a, (1, 0), helps=True) if call["transA"] else a
-        y = call.scaled(matmul(call, ops.Conv2d(), a, b_at, turned=call["transB"]), call.attribute("alpha", 1.0))
+        y = call.scaled(matmul(call, a, b_at, turned=call["transB"]), call.attribute("alpha", 1.0))
     if not call.has(c_at):
         return y
     c = call.input(c_at)
@@ -60,7 +61,7 @@ def _order(call: Call, x: Tensor, side: str) -> Axes | None:
 
 
 op("MatMul", limits="floats, or constant B; up to 6 dimensions")(
-    lambda call: call.multiplied(call.x, call.input(1)) if call.flows(1) else matmul(call, ops.Conv2d(), call.x, 1)
+    lambda call: call.multiplied(call.x, call.input(1)) if call.flows(1) else matmul(call, call.x, 1)
 )
 
 
@@ -167,39 +168,28 @@ def _contracted(call: Call, left: tuple[Tensor, str], right: tuple[Tensor, str],
     return call.reshape(made, tuple(sizes[label] for label in labels)), labels
 
 
-def matmul(
-    call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: Tensors = (), turned: bool = False
-) -> Tensor:
-    """A by B, operand `at`, as convolutions of these attributes. others: their inputs after A. turned: B is (N, K)."""
+def matmul(call: Call, a: Tensor, at: int, by: Convolved = PLAIN, turned: bool = False) -> Tensor:
+    """A by B, operand `at`, as convolutions. turned: B is (N, K)."""
     weight = call.array(at, "second matrix")
-    if 0 in (*a.shape, *weight.shape):
-        return _nothing(call, attributes, a, at, others)
+    if 0 in (*a.shape, *weight.shape):  # the product has no elements, or they are sums of nothing
+        sides = [call.converted(x, x.type.name if x.type.is_float else "float32") for x in (a, call.input(at))]
+        y = call.multiplied(*sides)
+        return y if a.type.is_float else call.converted(y, "int32")
     if a.rank < 1 or weight.ndim < 1:
         raise call.error("inputs", (a.shape, weight.shape), "have to be vectors or matrices")
     if weight.ndim > 2:
-        return _batched(call, attributes, a, at, others)
+        return _batched(call, a, at, by)
     change: Callable[[Array], Array] = lambda b: (b[None] if b.ndim == 1 else b if turned else b.T)[:, :, None, None]  # noqa: E731
     wei = call.weight(at, "weight", change, 0 if turned else 1)
-    y = call.product(attributes, a, wei, None, others)
+    y = call.product(a, wei, None, by)
     rows = (*a.shape[:-2], -1) if a.rank > 1 else ()
     return call.reshape(y, rows if weight.ndim == 1 else (*rows, wei.shape[0]))
 
 
-def _nothing(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: Tensors) -> Tensor:
-    """The product where A or B has no elements: it has none, or its elements are sums of nothing."""
-    b = call.input(at)
-    try:
-        shape = np.matmul(*(np.broadcast_to(np.float32(0), x.shape) for x in (a, b))).shape
-    except ValueError:
-        raise call.error("inputs", (a.shape, b.shape), "have to be matrices that can be multiplied") from None
-    type = attributes.infer_type(*attributes.operands([x.type for x in (a, *others)], [b.type]))
-    return call.constant(np.zeros(shape, type.dtype), "zeros")
-
-
-def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: Tensors) -> Tensor:
+def _batched(call: Call, a: Tensor, at: int, by: Convolved) -> Tensor:
     """Products of matrices whose batches broadcast. A convolution computes each product of integers."""
     weight = call.array(at, "second matrix")
-    if attributes == ops.Conv2d() and call.input(at).name not in call.scope.dequantized:
+    if by == PLAIN and call.input(at).name not in call.scope.dequantized:
         return call.multiplied(a, call.input(at))
     *given, rows, columns = (1,) * (2 - a.rank) + a.shape
     try:
@@ -211,7 +201,7 @@ def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
     found = []
     for index, number in np.ndenumerate(numbers):
         wei = call.weight(at, "weight", functools.partial(_matrix, common, index), -1)
-        found.append(call.product(attributes, call.part(matrices, 0, int(number), 1, helps=True), wei, None, others))
+        found.append(call.product(call.part(matrices, 0, int(number), 1, helps=True), wei, None, by))
     return call.reshape(call.joined(0, found), (*common, *[rows] * (a.rank > 1), weight.shape[-1]))
 
 

@@ -5,12 +5,14 @@ turn these into one integer op (`passes.integers`), as they do for models that a
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from blockconv.core.checks import MOST_DIMENSIONS, Shape, axis_shape
 from blockconv.core.errors import ArgumentError
+from blockconv.core.python import zipped
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, INTEGERS, NIBBLES, Array, element
 from blockconv.frontends.onnx.matrices import matmul
@@ -19,6 +21,7 @@ from blockconv.frontends.onnx.scope import Call, Dequantized, op
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
+from blockconv.network.lowering import Convolved
 from blockconv.network.ops.rule import Tensor, Tensors
 
 CONSTANT = "constant scales and zero points; uint8 and int8"
@@ -245,12 +248,12 @@ def qlinear_conv(call: Call) -> Tensor:
             call.array(8, "bias"), ops.Dequantize(Quantization(scale if scale.size > 1 else scale.item()))
         )
         more = (call.kept(bias, "bias"),)
-    y = convolution(call, ops.Conv2d(), x, 3, more)
+    y = convolution(call, x, 3, more)
     return stored(call, y, 6)
 
 
 op("QLinearMatMul", limits=f"constant B, whose batch broadcasts with A's; {CONSTANT}")(
-    lambda call: stored(call, matmul(call, ops.Conv2d(), factors(call, 1)[0], 3), 6)
+    lambda call: stored(call, matmul(call, factors(call, 1)[0], 3), 6)
 )
 
 
@@ -261,7 +264,6 @@ op("QLinearMatMul", limits=f"constant B, whose batch broadcasts with A's; {CONST
 # makes the multiplications by scales part of it.
 _FOUND = "zero points that are constant, or found by DynamicQuantizeLinear; uint8 and int8"
 _WHOLE = ops.Dequantize(Quantization(1.0))  # integers as floats
-_Source = tuple[ops.Convolution, Tensors]  # a convolution of integers, and its inputs after the first
 
 
 @op("DynamicQuantizeLinear")
@@ -304,18 +306,7 @@ def _of_integers(call: Call) -> Tensor:
     return _sums(call, call.x, _source(call, 2), 3)
 
 
-def _is_product(call: Call) -> bool:
-    """Whether a node multiplies matrices; else it is a convolution."""
-    return call.kind != "ConvInteger"
-
-
-def _summed(call: Call, x: Tensor, source: _Source) -> Tensor:
-    """The node's value, with its current weight."""
-    made, others = source
-    return matmul(call, made, x, 1, others) if _is_product(call) else convolution(call, made, x, 1, (), others)
-
-
-def _source(call: Call, at: int) -> _Source:
+def _source(call: Call, at: int) -> Convolved:
     """The convolution of integers whose zero point is the operand `at`."""
     found = _found_at(call, at)
     if found is not None:
@@ -326,15 +317,20 @@ def _source(call: Call, at: int) -> _Source:
     return ops.QuantizedConv2d(src=Quantization(1.0, int(zero_point.item()))), ()
 
 
-def _of_found(found: Tensor) -> _Source:
+def _of_found(found: Tensor) -> Convolved:
     return ops.DynamicConv2d(), (found,)
 
 
-def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, real: bool = False) -> Tensor:
+def _sums(call: Call, x: Tensor, by: Convolved, zero_point_at: int, real: bool = False) -> Tensor:
     """The sums of products of `x` and operand 1, a constant, less their zero points; float32 will do if `real`, or if
     nothing but Cast to float32 reads them."""
     real = real or call.node.output[0] in call.scope.only_cast
-    value, of_matrix = call.array(1, "weight"), _is_product(call)
+    value, of_matrix = call.array(1, "weight"), call.kind != "ConvInteger"
+
+    def summed(weight: Array, name: str) -> Tensor:
+        call.inputs[1] = call.constant(weight, name)
+        return matmul(call, x, 1, by) if of_matrix else convolution(call, x, 1, (), *by)
+
     for dtype in (x.dtype, value.dtype):
         check_bytes(dtype)
     zero_point, axis = zero_points(call, zero_point_at, value.dtype), int(of_matrix and value.ndim > 1)
@@ -343,26 +339,22 @@ def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, real: bool
         said = f"zero points of shape {zero_point.shape}: neither one, nor one for each index of axis {axis}"
         raise Unsupported(f"{said} of the weight, {value.shape}")
     if real and (value.ndim == 2 or not of_matrix) and exact.integers.dtype == np.int16:
-        return _corrected(call, x, source, zero_point)
-    call.inputs[1] = call.constant(exact.integers, "weight")
-    return _summed(call, x, source)
+        return _corrected(call, summed, value, of_matrix, zero_point)
+    return summed(exact.integers, "weight")
 
 
-def _corrected(call: Call, x: Tensor, source: _Source, zero_point: Array) -> Tensor:
+def _corrected(call: Call, summed: Callable[..., Tensor], value: Array, of_matrix: bool, zero_point: Array) -> Tensor:
     """The sums as floats, by weights that an int8 cannot hold less their zero points.
 
     They are int8 weights plus a number for each output channel. The number is multiplied by the sum of all elements of
     a window. This takes little more time than int8 weights; weights of twice as many channels would take twice as long.
     """
-    value, of_matrix = call.array(1, "weight"), _is_product(call)
     groups = 1 if of_matrix else call.attribute("group", 1)
     middle = 128 if value.dtype == np.uint8 else 0
     count = value.shape[1 if of_matrix else 0]
     ones = np.ones((value.shape[0], 1) if of_matrix else (groups, *value.shape[1:]), np.int8)
-    parts = []
-    for name, part in (("weight", (value.astype(np.int32) - middle).astype(np.int8)), ("ones", ones)):
-        call.inputs[1] = call.constant(part, name)
-        parts.append(call.helper(_WHOLE, _summed(call, x, source)))
+    weights = (value.astype(np.int32) - middle).astype(np.int8), ones
+    parts = [call.helper(_WHOLE, summed(part, name)) for part, name in zipped(weights, ("weight", "ones"))]
     shape, at = parts[0].shape, parts[0].rank - 1 if of_matrix else 1
     flat = [call.reshape(y, _as_image(y.shape, at)) for y in parts]
     offsets = np.broadcast_to(middle - zero_point.astype(np.float32).reshape(-1), (count,))
@@ -389,7 +381,7 @@ def _matmul_to_float(call: Call) -> Tensor:
         given = [*call.inputs, *[None] * 3]
         call.inputs[:] = [given[k] for k in (0, 2, 4, 1, 3, 5, 6)]
         a, _ = factors(call, 1)
-        return call.plus(matmul(call, ops.Conv2d(), a, 3), 6)
+        return call.plus(matmul(call, a, 3), 6)
     sums = _sums(call, call.x, _of_found(found), 5, True)
     return call.plus(_scaled(call, sums, call.input(2), 3), 6)
 

@@ -12,6 +12,7 @@ from blockconv.core.python import zipped
 from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
+from blockconv.network.lowering import PLAIN
 from blockconv.network.ops.rule import Tensor, Tensors
 from blockconv.network.volumes import Window
 
@@ -64,7 +65,7 @@ def _same(auto: str, size: int, kernel: int, stride: int, dilation: int) -> Pair
 @op("Conv", limits="1-D to 3-D; constant weight and bias")
 def conv(call: Call) -> Tensor:
     """A convolution, as a node states it."""
-    return convolution(call, ops.Conv2d(), call.x, 1, _bias(call))
+    return convolution(call, call.x, 1, _bias(call))
 
 
 def _bias(call: Call) -> Tensors:
@@ -76,12 +77,12 @@ def _bias(call: Call) -> Tensors:
 
 
 def convolution(
-    call: Call, attributes: ops.Convolution, x: Tensor, at: int, more: Tensors, others: Tensors = ()
+    call: Call, x: Tensor, at: int, more: Tensors, made: ops.Convolution = PLAIN[0], others: Tensors = ()
 ) -> Tensor:
-    """`attributes` with the windows that a node says, of an input, the `others` after it, and of its operand `at`, the
-    weight, and `more`."""
+    """A convolution with the windows that a node says, of x, the `others`, the node's operand `at`, the weight, and
+    `more`."""
     window = _window(call, call.array(at, "weight").shape[2:])
-    made = replace(attributes, groups=call.attribute("group", 1))
+    made = replace(made, groups=call.attribute("group", 1))
     return volumes.convolution(call, made, x, window, functools.partial(_weight, call, at), more, others)
 
 

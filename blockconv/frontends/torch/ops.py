@@ -314,7 +314,7 @@ def _product(call: Call) -> Tensor:
     a, b = _FACTORS[call.kind]
     x, matrix, turned = call.input(a), call[b], call.node.args[-1]
     if call.kind in ("mm", "addmm") and isinstance(matrix, Constant):
-        y = call.product(ops.Conv2d(), x, call.parameter(b, lambda w: w.T[:, :, None, None]), None)
+        y = call.product(x, call.parameter(b, lambda w: w.T[:, :, None, None]))
     elif call.kind == "addmm" and _is_linear(call):
         return _linear(call, x, call.tensor(call.reader.values[turned.args[0]]), call.x)
     else:
