@@ -11,6 +11,7 @@ from blockconv.core.types import COUNTED, FLOATS, WHOLE
 from blockconv.frontends.onnx.scope import Call, lowered, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
+from blockconv.network.lowering import reduced_shape
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.sampling import Outside, Sampling, sampled
 
@@ -137,10 +138,9 @@ def _cumulative(call: Call) -> Tensor:
 
 @op("ArgMax", "ArgMin", limits="a NaN counts as the first")
 def _arg(call: Call) -> Tensor:
-    x, last = call.operand(0, *FLOATS, *COUNTED), bool(call["select_last_index"])
-    axis = call.along
-    y = call.emit(ops.Top(axis, 1, call.kind == "ArgMin", last), x)
-    return y if call["keepdims"] else call.reshape(y, (*x.shape[:axis], *x.shape[axis + 1 :]))
+    x, axis = call.operand(0, *FLOATS, *COUNTED), call.along
+    y = call.emit(ops.Top(axis, 1, call.kind == "ArgMin", bool(call["select_last_index"])), x)
+    return call.reshape(y, reduced_shape(x.shape, (axis,), call["keepdims"]))
 
 
 @op("TopK", limits="a constant k; a NaN counts as the first")

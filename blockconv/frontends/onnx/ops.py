@@ -214,10 +214,11 @@ op("Softmax", "LogSoftmax")(lambda call: softmax(call, call.x, call.along, call.
 
 @op("Dropout", limits="inference, where it is the identity")
 def _dropout(call: Call) -> Tensor:
-    if call.has(2) and call.array(2, "training_mode").item():
+    ratio, training = (call.array(k, name, np.zeros(())).item() for k, name in ((1, "ratio"), (2, "training_mode")))
+    if training:
         raise Unsupported("training_mode=True: training")
-    if call.has(1) and not 0 <= call.array(1, "ratio").item() < 1:
-        raise call.error("ratio", call.array(1, "ratio").item(), "has to be at least 0 and less than 1")
+    if not 0 <= ratio < 1:
+        raise call.error("ratio", ratio, "has to be at least 0 and less than 1")
     return call.x
 
 

@@ -72,7 +72,7 @@ def _squeeze(call: Call) -> Tensor:
     gone = [*ones] if axes is None else [call.axis(axis, x.rank) for axis in axes]
     if any(x.shape[axis] != 1 for axis in gone):
         raise call.error("axes", axes, f"have to have size 1, and the input has shape {x.shape}")
-    return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if i not in gone), helps=False)
+    return call.reshape(x, reduced_shape(x.shape, gone, False), helps=False)
 
 
 @op("Unsqueeze", limits="constant axes")
@@ -168,10 +168,9 @@ def _slice(call: Call) -> Tensor:
 def _pad(call: Call) -> Tensor:
     x, mode = call.x, call.one_of("mode", "constant", "edge", "reflect", "wrap")
     rank = x.rank
-    value, axes = call.attribute("value", 0.0), tuple(range(rank))
+    axes = tuple(range(rank))
     flat = call.ints(1, "pads") if call.has(1) else call.attribute("pads", call["paddings"])
-    if call.has(2):
-        value = float(call.array(2, "constant_value").item())
+    value = float(call.array(2, "constant_value", np.asarray(call.attribute("value", 0.0))).item())
     if call.has(3):
         axes = call.axes(call.ints(3, "axes"), rank)
     if len(flat) != 2 * len(axes):
@@ -329,15 +328,10 @@ def _target(call: Call, at: int) -> list[_Along]:
     """Each axis of the result. Axes that the node does not name stay as they are."""
     shape = call.x.shape
     axes = call.axes(call.attribute("axes", range(len(shape))), len(shape))
-    made, given, rois = [_Along(size) for size in shape], _scales(call, axes, at), _rois(call, axes)
-    if given is None:
-        for k, (size, scale), roi in zipped(axes, _sizes(call, axes), rois):
-            made[k] = _Along(size, scale, False, roi)
-        return made
-    for k, by, roi in zipped(axes, given, rois):
-        size = int(np.float32(by) * np.float32(shape[k]))  # as ONNX Runtime multiplies
-        scale = float(simplest_fraction(by, float(np.spacing(np.float32(by))) / 2))
-        made[k] = _Along(size, scale, scale.is_integer(), roi)
+    made = [_Along(size) for size in shape]
+    given = _scales(call, axes, at) or _sizes(call, axes)
+    for k, along, roi in zipped(axes, given, _rois(call, axes)):
+        made[k] = along._replace(roi=roi)
     return made
 
 
@@ -351,32 +345,36 @@ def _rois(call: Call, axes: Axes) -> list[tuple[float, float]]:
     return list(zipped(roi[: len(axes)], roi[len(axes) :]))
 
 
-def _scales(call: Call, axes: Axes, at: int) -> Sequence[float] | None:
-    """A scale for each axis, from the input `at` or an attribute; None if sizes are given instead."""
+def _scales(call: Call, axes: Axes, at: int) -> list[_Along]:
+    """Each axis by its scale, from the input `at` or an attribute; empty if sizes are given instead."""
     scales: Sequence[float] | None = call["scales"]
     if call.has(at) and call.input(at).elements:
         if call.has(3) and call.input(3).elements:
             given = call.array(3, "sizes").tolist()
             raise call.error("sizes", given, "there are scales too", "give one of them, but not both")
         scales = [float(k) for k in call.array(at, "scales").reshape(-1)]
-    if scales is not None:
-        least = 1.0 if call.kind == "Upsample" else 0.0
-        if len(scales) != len(axes) or not all(least <= scale < math.inf and scale for scale in scales):
-            rule = f"has to hold a finite number for each axis of {axes}, {'1 or more' if least else 'more than 0'}"
-            raise call.error("scales", scales, rule)
-    return scales
+    if scales is None:
+        return []
+    least = 1.0 if call.kind == "Upsample" else 0.0
+    if len(scales) != len(axes) or not all(least <= scale < math.inf and scale for scale in scales):
+        rule = f"has to hold a finite number for each axis of {axes}, {'1 or more' if least else 'more than 0'}"
+        raise call.error("scales", scales, rule)
+    exact = [float(simplest_fraction(by, float(np.spacing(np.float32(by))) / 2)) for by in scales]
+    # As ONNX Runtime multiplies.
+    sizes = (int(np.float32(by) * np.float32(call.x.shape[k])) for k, by in zipped(axes, scales))
+    return [_Along(size, scale, scale.is_integer()) for size, scale in zipped(sizes, exact)]
 
 
-def _sizes(call: Call, axes: Axes) -> list[tuple[int, float]]:
-    """The size and the scale of each axis. All have one scale if the node keeps the aspect ratio."""
+def _sizes(call: Call, axes: Axes) -> list[_Along]:
+    """Each axis by its size. All have one scale if the node keeps the aspect ratio."""
     sizes, policy = call.ints(3, "sizes"), call.one_of("keep_aspect_ratio_policy", "stretch", *_POLICIES)
     shape = call.x.shape  # an axis without elements stays one
     if len(sizes) != len(axes) or any(size < min(1, shape[k]) for k, size in zipped(axes, sizes)):
         raise call.error("sizes", sizes, f"has to hold a number of at least 1 for each axis of {axes}")
     if policy == "stretch":
-        return [(size, size / shape[axis] if shape[axis] else 1.0) for axis, size in zipped(axes, sizes)]
+        return [_Along(size, size / shape[axis] if shape[axis] else 1.0) for axis, size in zipped(axes, sizes)]
     ratio = _POLICIES[policy](Fraction(size, shape[axis]) for axis, size in zipped(axes, sizes))
-    return [(math.floor(shape[axis] * ratio + Fraction(1, 2)), float(ratio)) for axis in axes]
+    return [_Along(math.floor(shape[axis] * ratio + Fraction(1, 2)), float(ratio)) for axis in axes]
 
 
 _POLICIES: dict[str, Callable[[Iterable[Fraction]], Fraction]] = {"not_larger": min, "not_smaller": max}

@@ -424,8 +424,9 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         sizes = [size for *_, value in rest for size in getattr(value, "shape", ())]
         self._sizes_change = bool(numbers) or any(isinstance(size, torch.SymInt) for size in sizes)
         self._lock = threading.Lock()
-        self.weights = Snapshot(())
-        self._variants: dict[Any, Any] = {}  # by formats and numbers; and the weights that they are for
+        self.weights: list[Any] = []  # of the last plan
+        # The weights, and the variants for them, by formats and numbers. Another thread may put others in their place.
+        self._held: tuple[Snapshot | None, dict[Any, _Variant]] = None, {}
         self._options: dict[Any, Options] = {}
 
     def forward(self, *args: Any) -> Any:
@@ -434,8 +435,8 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         given = ((args[k], kind) for k, kind in self.flows.items())  # numbers have a kind
         flows = [x if kind is None else torch.tensor(x, dtype=kind, device="cpu") for x, kind in given]
         key, shapes = (*map(is_last, flows), *(args[k] for k in self.numbers)), tuple([x.shape for x in flows])
-        variants = self._variants  # another thread may put others in their place
-        variant = variants.get(key) if _are_for(variants, weights) else None
+        held, variants = self._held
+        variant = variants.get(key) if held and held.are(weights) else None
         results: Any = () if variant is None else variant.results.get(shapes, ())
         if results == ():
             variant, results = self._prepared(args, weights, key, shapes)
@@ -448,24 +449,24 @@ class Part(torch.nn.Module):  # type: ignore[misc]
     @property
     def plans(self) -> list[Plan]:
         """Its plans, for other formats and numbers."""
-        variants = [one for one in self._variants.values() if isinstance(one, _Variant)]
-        return [one.plan for one in variants if one.plan is not None]
+        return [one.plan for one in self._held[1].values() if one.plan is not None]
 
     def forget_weights(self) -> None:
         """Pack anew at the next call."""
         with self._lock:
-            self._variants = {}
+            self._held = None, {}
 
     def _prepared(self, args: Sequence[Any], weights: list[Any], key: Any, shapes: Shapes) -> tuple[_Variant, Any]:
         """The variant, ready for these shapes, and its results."""
         with self._lock:
             started = time.perf_counter()
-            if not _are_for(self._variants, weights):
-                self.weights = Snapshot(weights)
-                self._variants = {"weights": self.weights}
+            held, variants = self._held
+            if not (held and held.are(weights)):
+                self.weights = weights
+                self._held = _, variants = Snapshot(weights), dict[Any, _Variant]()
                 self.record.packed += 1
             given = [None if k in self.flows else x for k, x in enumerate(args)]
-            variant = self._variants.get(key) or _Variant(self, given)
+            variant = variants.get(key) or _Variant(self, given)
             if shapes not in variant.results:
                 while len(variant.results) >= SIZES:
                     del variant.results[next(iter(variant.results))]
@@ -476,9 +477,9 @@ class Part(torch.nn.Module):  # type: ignore[misc]
                     self.record.failed.append(str(error))
                     text = f"blockconv: {self.record.name}: a part of the graph runs in PyTorch: {error}"
                     warn(text, stacklevel=4)
-            if key not in self._variants and len(self._variants) > KEPT:
-                del self._variants[next(known for known in self._variants if known != "weights")]
-            self._variants[key] = variant
+            if key not in variants and len(variants) >= KEPT:
+                del variants[next(iter(variants))]
+            variants[key] = variant
             self.record.seconds += time.perf_counter() - started
             return variant, variant.results[shapes]
 
@@ -502,11 +503,6 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         if not self._sizes_change:
             plan.release()
         variant.plan = plan
-
-
-def _are_for(variants: Mapping[Any, Any], weights: list[Any]) -> bool:
-    """Whether variants are for these weights, as they are now."""
-    return "weights" in variants and variants["weights"].are(weights)
 
 
 class _Variant:

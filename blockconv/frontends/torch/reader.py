@@ -232,13 +232,9 @@ class Reader:
                 self.refused.add(node, str(error))
                 self.values[node] = stand_in(node)
 
-    def _operands(self, node: Any) -> tuple[Any, Any, list[Any]]:
-        """The values of a node's arguments, and these as one list."""
-        args, kwargs = (map_arg(given, self.values.__getitem__) for given in (node.args, node.kwargs))
-        return args, kwargs, tree_leaves((args, kwargs))
-
     def _value(self, node: Any) -> Value:
-        args, kwargs, flat = self._operands(node)
+        args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
+        flat = tree_leaves((args, kwargs))
         if node.target is operator.getitem:
             return args[0][args[1]]
         if any(map(_is_nested, tree_leaves((args, kwargs), is_leaf=_is_nested))):
@@ -263,10 +259,9 @@ class Reader:
 
     def _made_foreign(self, node: Any) -> Value:
         """The values of a node that PyTorch runs; None for each of several outputs that nobody reads."""
-        args, kwargs, _ = self._operands(node)
         if not calls_op(node) or writes(node):
             raise Unsupported
-        args, kwargs = tree_map(_as_real, (args, kwargs))
+        args, kwargs = tree_map(_as_real, map_arg((node.args, node.kwargs), self.values.__getitem__))
         operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, (Tensor, Constant))]
         operands = [*dict.fromkeys(operands)]
         inputs = [*map(self.tensor, operands)]
@@ -431,7 +426,8 @@ class Call(Translation):
 
     def parameter(self, argument: str, change: Callable[[Array], Array] = lambda array: array) -> Tensor:
         """An argument that has to be a constant, changed, as a constant of the network under its own name."""
-        return self.reader.constant(change(self.array(argument)), self._known(argument).name)
+        known = self._known(argument)
+        return self.reader.constant(change(known.array), known.name)
 
     def emit(self, attributes: Op, *inputs: Tensor, parameters: Tensors = (), helps: bool = False) -> Tensor:
         """An op, and the value that it makes. A reshape infers its first size, as for other batches."""

@@ -38,7 +38,7 @@ class Compiled:
 
     def is_of(self, memories: set[int]) -> bool:
         """Whether it ran with one of these parameters, given by the identities of their memory."""
-        weights = (memory_of(weight) for part in self.parts for weight in part.weights.tensors)
+        weights = (memory_of(weight) for part in self.parts for weight in part.weights)
         return any(id(memory) in memories for memory in (*weights, *(known() for known in self.owned)))
 
     @property
