@@ -237,7 +237,7 @@ class Reader:
         flat = tree_leaves((args, kwargs))
         if node.target is operator.getitem:
             return args[0][args[1]]
-        if any(map(_is_nested, tree_leaves((args, kwargs), is_leaf=_is_nested))):
+        if any(isinstance(value, Nested) for value in flat):
             raise Unsupported
         if not any(isinstance(value, Tensor) for value in flat):
             return self._computed(node, args, kwargs, any(isinstance(value, Constant) for value in flat))
@@ -261,14 +261,22 @@ class Reader:
         """The values of a node that PyTorch runs; None for each of several outputs that nobody reads."""
         if not calls_op(node) or writes(node):
             raise Unsupported
-        args, kwargs = tree_map(_as_real, map_arg((node.args, node.kwargs), self.values.__getitem__))
-        operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, (Tensor, Constant))]
-        operands = [*dict.fromkeys(operands)]
-        inputs = [*map(self.tensor, operands)]
+        args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
+        operands: dict[Any, int] = {}
+
+        def slot(value: Any) -> Any:
+            if not isinstance(value, (Tensor, Constant)):
+                raise TypeError(value)
+            if isinstance(value, Constant) and value.tensor.is_complex():  # made of its parts
+                parts = torch.view_as_real(value.tensor.detach().resolve_conj())
+                return Nested(torch.ops.aten.view_as_complex.default, (Constant(parts, value.name),), {})
+            return operands.setdefault(value, len(operands))
+
         try:
-            model = as_call(node.target, args, kwargs, {x: k for k, x in enumerate(operands)}, node.name)
-        except (KeyError, TypeError) as error:
+            model = as_call(node.target, args, kwargs, slot, node.name)
+        except TypeError as error:
             raise Unsupported(f"an operand, {error}") from None
+        inputs = [*map(self.tensor, operands)]
         made = _results(model, inputs)
         several = isinstance(made, (tuple, list))
         read = _outputs_read(node) if several else {0}
@@ -339,18 +347,6 @@ def _results(model: bytes, inputs: Iterable[Tensor]) -> Any:
         raise Unsupported("shapes that depend on data") from None
     except failing(RuntimeError) as error:  # the op takes no inputs of these shapes
         raise Unsupported(str(error)) from error
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, Nested)
-
-
-def _as_real(value: Any) -> Any:
-    """A complex constant as a call that makes it from its parts; any other value unchanged."""
-    if not isinstance(value, Constant) or not value.tensor.is_complex():
-        return value
-    parts = Constant(torch.view_as_real(value.tensor.detach().resolve_conj()), value.name)
-    return Nested(torch.ops.aten.view_as_complex.default, (parts,), {})
 
 
 def arguments_of(node: Any) -> dict[str, Any]:

@@ -9,13 +9,14 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import NetworkError, UnsupportedError, failing, ignoring, to_install
 from blockconv.core.python import zipped
+from blockconv.core.record import frozen
 from blockconv.core.types import Array, numpy_dtype
 from blockconv.network.foreign import ForeignPart, read_outside
 from blockconv.network.ops import Foreign
@@ -27,7 +28,8 @@ with ignoring(ModuleNotFoundError):  # `Session` says how to install it
 _NAMED = ("dtype", "device", "memory_format", "layout")  # kinds of torch's objects that JSON holds by name
 
 
-class Nested(NamedTuple):
+@frozen
+class Nested:
     """A call whose result is an argument of another one: a tensor of a type that networks lack, such as a complex one.
 
     output: its number, of several.
@@ -39,30 +41,27 @@ class Nested(NamedTuple):
     output: int | None = None
 
 
-def as_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], slots: Mapping[Any, int], node: str) -> bytes:
-    """A call of an overload of ATen's as JSON. slots: the numbers of the tensors among its arguments.
+def as_call(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], slot: Callable[[Any], Any], node: str
+) -> bytes:
+    """A call of an overload of ATen's as JSON.
 
+    slot(x): the number of a tensor among its arguments, or a `Nested` in its place. Raises TypeError for others.
     node: its name. Two calls of a random op differ by it.
-    Raises TypeError for an argument that JSON cannot hold.
     """
 
     def plain(value: Any) -> Any:
         if isinstance(value, Nested):
-            inner = {name: plain(each) for name, each in value.kwargs.items()}
-            return {"call": [str(value.target), plain(value.args), inner, value.output]}
-        if isinstance(value, (list, tuple)):
-            return [plain(each) for each in value]
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
+            return {"call": [str(value.target), value.args, value.kwargs, value.output]}
         if isinstance(value, complex):
             return {"complex": [value.real, value.imag]}
         for name in _NAMED:
             if isinstance(value, getattr(torch, name)):
                 return {name: str(value).removeprefix("torch.")}
-        return {"slot": slots[value]}
+        found = slot(value)
+        return {"slot": found} if isinstance(found, int) else found
 
-    named = {name: plain(value) for name, value in kwargs.items()}
-    return json.dumps([str(target), plain(args), named, *[node] * _is_random(target)]).encode()
+    return json.dumps([str(target), args, kwargs, *[node] * _is_random(target)], default=plain).encode()
 
 
 def op_of(title: str) -> Any:
