@@ -24,10 +24,11 @@ from blockconv.frontends.onnx.rules import MOST_VALUES, Rules, onnx_type, with_d
 from blockconv.frontends.onnx.runner import (
     captured,
     dtype_of,
-    graphs_of,
+    first_of,
     has_onnx_runtime,
     new_session,
     reads_of,
+    rename,
     runtime_errors,
     sizes_of,
 )
@@ -108,7 +109,7 @@ class Fallback:
             return
         first = len(self.scope.nodes)
         try:
-            if _first(node) in self._abroad:
+            if first_of(node) in self._abroad:
                 raise Unsupported
             self.translate(node)
             runs = all(map(self._has_kernels, self.scope.nodes[first:]))
@@ -138,7 +139,7 @@ class Fallback:
         """The nodes of a graph in place of the node that runs it. Its values get names of their own."""
         graph = copy.deepcopy(branch)
         made = [*(tensor.name for tensor in graph.initializer), *(name for one in graph.node for name in one.output)]
-        called = node.name or _first(node)
+        called = node.name or first_of(node)
         names = {name: self.scope.value_name(f"{called}.{name}") for name in made if name}
         rename(graph.node, names)
         ends = [names.get(value.name, value.name) for value in graph.output]
@@ -183,7 +184,7 @@ class Fallback:
             assert dtype is not None
             assert shape is not None
             a = ops.Foreign(model, k, kinds, shapes, shape, element(dtype).name)
-            called = node.name or _first(node)
+            called = node.name or first_of(node)
             self.scope.rename(self.scope.emit(a, *tensors, name=called, title=title(node)).name, name)
 
     def _gives_nothing(self, node: Any, plain: Mapping[str, tuple[Any, Any]]) -> bool:
@@ -247,7 +248,7 @@ class Fallback:
         if len(self._foreign) < 2:
             return set()
         every = dict(self._makers.values())
-        nodes = {place: node for place, node in every.items() if self._array(_first(node)) is None}
+        nodes = {place: node for place, node in every.items() if self._array(first_of(node)) is None}
         readers: dict[str, set[int]] = {}
         for place, node in nodes.items():
             for name in reads_of(node):
@@ -265,7 +266,7 @@ class Fallback:
         given = {*outputs}
         while known != (known := self._foreign | cheap):
             cheap = {place for place in cheap if is_between(place)}
-        return {_first(nodes[place]) for place in cheap}
+        return {first_of(nodes[place]) for place in cheap}
 
     # -- what waits for data
 
@@ -329,7 +330,7 @@ class Fallback:
         waiting = [*nodes]
         while waiting:
             one = waiting.pop()
-            found[self._makers[_first(one)][0]] = one
+            found[self._makers[first_of(one)][0]] = one
             for name in reads_of(one):
                 if name in self._unknown or self._is_plain(name):
                     continue
@@ -425,11 +426,6 @@ _EACH = {*_ELEMENTWISE.split()}
 _TYPES = {element(dtype_of(kind)).name for kind in _PLAIN.values()}
 
 
-def _first(node: Any) -> str:
-    """A node's first output, which tells it apart."""
-    return next(filter(None, node.output))
-
-
 def kind_of(node: Any) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
@@ -439,22 +435,8 @@ def _named(node: Any) -> Any:
     if node.name:
         return node
     named = copy.deepcopy(node)
-    named.name = _first(node)
+    named.name = first_of(node)
     return named
-
-
-def rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
-    """Rename what nodes read and make, also in their graphs, except the values of these graphs."""
-    for node in nodes:
-        for field in (node.input, node.output):
-            field[:] = [names.get(name, name) for name in field]
-        for graph in graphs_of(node):
-            own = {value.name for value in (*graph.input, *graph.initializer)}
-            own.update(name for inner in graph.node for name in inner.output)
-            outer = {old: new for old, new in names.items() if old not in own}
-            rename(graph.node, outer)
-            for value in graph.output:
-                value.name = outer.get(value.name, value.name)
 
 
 def value_of(type: Any) -> _Value:

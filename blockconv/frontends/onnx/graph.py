@@ -15,12 +15,12 @@ from blockconv.core.heavy_work import garbage_at_the_end
 from blockconv.core.python import zipped
 from blockconv.core.types import Array, ieee
 from blockconv.frontends.onnx.contributed import channel_block
-from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of, rename, value_of
+from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of, value_of
 from blockconv.frontends.onnx.functions import definition
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import unpacked
 from blockconv.frontends.onnx.rules import Rules, domain_of, onnx_errors, onnx_type
-from blockconv.frontends.onnx.runner import check_foreign, dtype_of, graphs_of, reads_of, sizes_of
+from blockconv.frontends.onnx.runner import check_foreign, dtype_of, graphs_of, reads_of, rename, sizes_of
 from blockconv.frontends.onnx.scope import OP, Call, ReadStep, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
 from blockconv.network.graph import Network, frozen, holds

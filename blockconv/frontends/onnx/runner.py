@@ -5,13 +5,14 @@ It is a runner of `blockconv.network.foreign`.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import importlib
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,6 +102,25 @@ def graphs_of(node: Any) -> Iterator[Any]:
             yield from attribute.graphs
 
 
+def first_of(node: Any) -> str:
+    """A node's first output, which tells it apart."""
+    return next(filter(None, node.output))
+
+
+def rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
+    """Rename what nodes read and make, also in their graphs, except the values of these graphs."""
+    for node in nodes:
+        for field in (node.input, node.output):
+            field[:] = [names.get(name, name) for name in field]
+        for graph in graphs_of(node):
+            own = {value.name for value in (*graph.input, *graph.initializer)}
+            own.update(name for inner in graph.node for name in inner.output)
+            outer = {old: new for old, new in names.items() if old not in own}
+            rename(graph.node, outer)
+            for value in graph.output:
+                value.name = outer.get(value.name, value.name)
+
+
 _OF_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS, onnx.AttributeProto.UNDEFINED)
 
 
@@ -117,31 +137,28 @@ def foreign_part(
     network: Any, nodes: Sequence[Any], threads: int, most: float = math.inf, optimized: bool = True
 ) -> ForeignPart:
     """The part of some foreign nodes of a network. Constants of up to `most` elements are the model's own."""
-    values: dict[str, str] = {}  # of the network, by ONNX's names
+    calls: dict[tuple[bytes, Names], list[tuple[int, str]]] = {}  # outputs of each model, with their numbers
+    for node in nodes:
+        a = node.attributes
+        calls.setdefault((a.model, node.inputs), []).append((a.output, node.output))
     types: dict[str, Any] = {}
     inner: dict[str, Any] = {}  # ONNX's nodes, by their first outputs
-    for node in nodes:
-        model = parsed(node.attributes.model)
-        names = [value.name for value in model.graph.input]
-        if any(values.get(name, read) != read for name, read in zipped(names, node.inputs)):
-            model = onnx.compose.add_prefix(model, f"{node.name}.")  # a pass replaced one of its values
-        for value, read in zipped(model.graph.input, node.inputs):
-            values[value.name], types[value.name] = read, value
-        output = model.graph.output[node.attributes.output]
-        values[output.name], types[output.name] = node.output, output
-        inner |= {next(filter(None, one.output)): one for one in model.graph.node}
+    for (text, reads), writes in calls.items():
+        model = copy.deepcopy(parsed(text)).graph
+        ends = [*zipped(model.input, reads), *((model.output[k], name) for k, name in writes)]
+        types |= {name: helper.make_value_info(name, value.type) for value, name in ends}
+        names = {value.name: name for value, name in ends}
+        rename(model.node, names)
+        if any(inner.get(first_of(one), one) != one for one in model.node):  # a pass replaced a value that it reads
+            own = {name for one in model.node for name in one.output} - {*names.values()}
+            rename(model.node, {name: f"{writes[0][1]}.{name}" for name in own})
+        inner |= {first_of(one): one for one in model.node}
     made = {name for one in inner.values() for name in one.output}
-    own = {values[name]: name for name in values if name in made}
-    for name in [name for name in values if name not in made and values[name] in own]:
-        # The part's value has two names, because a pass merged two equal values.
-        inner[name], made = helper.make_node("Identity", [own[values[name]]], [name], name=name), {*made, name}
-    order, _ = topological(list(inner.values()), reads_of, lambda one: one.output, values.keys() - made)
-    needed = read_outside(network, nodes)
-    given = [name for name in values if name not in made]
-    held = {name: network.constants[values[name]] for name in given if values[name] in network.constants}
+    order, _ = topological(list(inner.values()), reads_of, lambda one: one.output, types.keys() - made)
+    given = [name for name in types if name not in made]
+    held = {name: network.constants[name] for name in given if name in network.constants}
     held = {name: value for name, value in held.items() if value.size <= most}
-    fed = [name for name in given if name not in held]
-    wanted = [name for value, name in own.items() if value in needed]
+    fed, wanted = [name for name in given if name not in held], read_outside(network, nodes)
     graph = helper.make_graph(order, "part", [types[name] for name in fed], [types[name] for name in wanted])
     graph.initializer.extend(
         numpy_helper.from_array(np.ascontiguousarray(value).reshape(sizes_of(types[name].type)), name)
@@ -149,12 +166,8 @@ def foreign_part(
     )
     first = parsed(nodes[0].attributes.model)
     whole = helper.make_model(graph, opset_imports=first.opset_import, ir_version=first.ir_version)
-    return ForeignPart(
-        Session(whole.SerializeToString(), threads, optimized),
-        tuple(values[name] for name in fed),
-        tuple(values[name] for name in wanted),
-        tuple(one.op_type for one in order),
-    )
+    kinds = tuple(one.op_type for one in order)
+    return ForeignPart(Session(whole.SerializeToString(), threads, optimized), tuple(fed), tuple(wanted), kinds)
 
 
 def check_foreign(network: Any) -> None:
