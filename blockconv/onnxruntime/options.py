@@ -50,11 +50,11 @@ class ExecutionOrder(enum.IntEnum):
 _TAKEN: dict[type, Any] = {bool: numbers.Real | np.bool_ | None, int: numbers.Integral | np.bool_, str: str | bytes}
 
 
+@dataclass(slots=True)
 class _Options:
     """Options that take values of the types of their defaults, as ONNX Runtime's do."""
 
-    __slots__ = ()
-    entries: dict[str, str]
+    entries: dict[str, str] = field(default_factory=dict, repr=False, init=False)
 
     def _add(self, key: str, value: str) -> None:
         """Keep an entry. It has no other effect."""
@@ -71,7 +71,7 @@ class _Options:
         kind = type(default)
         if not isinstance(value, _TAKEN.get(kind, kind if isinstance(default, enum.Enum) else object)):
             raise TypeError(f"{type(self).__name__}: {name}={value!r}: has to be of type {kind.__name__}")
-        super().__setattr__(name, kind(value) if kind in (bool, int) else value)
+        object.__setattr__(self, name, kind(value) if kind in (bool, int) else value)
 
 
 @dataclass(slots=True)  # a misspelt option is an AttributeError
@@ -101,7 +101,6 @@ class SessionOptions(_Options):
     profile_file_prefix: str = "onnxruntime_profile_"
     use_deterministic_compute: bool = False
     use_per_session_threads: bool = True
-    entries: dict[str, str] = field(default_factory=dict, repr=False, init=False)
     dimensions: dict[str, int] = field(default_factory=dict, repr=False, init=False)
     denotations: dict[str, int] = field(default_factory=dict, repr=False, init=False)
     initializers: dict[str, Any] = field(default_factory=dict, repr=False, init=False)
@@ -169,6 +168,5 @@ class RunOptions(_Options):
     logid: str = ""
     only_execute_path_to_fetches: bool = False
     terminate: bool = False
-    entries: dict[str, str] = field(default_factory=dict, repr=False, init=False)
 
     add_run_config_entry, get_run_config_entry = _Options._add, _Options._get

@@ -54,15 +54,8 @@ def _pow(call: Call) -> Tensor:
 op("PRelu", since=7, limits="floats")(lambda call: call.leaky(call.floats(), call.input(1)))
 
 
-@op("HardSwish")
-def _hardswish(call: Call) -> Tensor:
-    """ONNX defines it by HardSigmoid with the slope float32(1/6). In float64 this slope is not 1/6."""
-    x = call.x
-    if x.type.name != "float64":
-        return call.apply("hardswish", x)
-    return call.mul(x, call.apply(("hardsigmoid", float(np.float32(1 / 6)), 0.5), x))
-
-
+# By ONNX's own definition for float64, in which the slope float32(1/6) is not 1/6.
+op("HardSwish")(lambda call: call.apply("hardswish", call.operand(0, "float32", "bfloat16", "float16")))
 op("Gelu")(lambda call: call.apply(GELU[call.one_of("approximate", *GELU)], call.x))
 
 

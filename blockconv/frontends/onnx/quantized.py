@@ -271,7 +271,8 @@ def _quantize_by_data(call: Call) -> list[Tensor]:
     x = call.x
     if x.dtype != np.float32:
         raise Unsupported(f"from {x.dtype}")
-    _, y, scale, zero_point = _found(call, x)
+    found, y, scale, zero_point = _found(call, x)
+    call.scope.found[call.node.output[2]] = found.name
     return [y, call.reshape(scale, (), helps=False), call.reshape(zero_point, (), helps=False)]
 
 
@@ -285,16 +286,8 @@ def _found(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _found_at(call: Call, at: int) -> Tensor | None:
     """The found quantization whose zero point is the operand `at`; None if the operand is anything else."""
-    if not call.has(at):
-        return None
-    node = call.maker(call.input(at).name)
-    for kind in (ops.Reshape, ops.Quantize, ops.Slice):
-        if node is None or not isinstance(node.attributes, kind):
-            return None
-        name = node.inputs[0]
-        node = call.maker(name)
-    made = node is not None and isinstance(node.attributes, ops.FindQuantization)
-    return Tensor(name, (2,), element("float32")) if made else None
+    name = call.scope.found.get(call.input(at).name, "") if call.flows(at) else ""
+    return call.scope.values.get(name)
 
 
 # ---------------------------------------------------------------- sums of products

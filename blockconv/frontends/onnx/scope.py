@@ -92,6 +92,7 @@ class Scope(Emitter):
         self.of_sizes: set[str] = set()  # names of what is computed from shapes
         self.channel_block = 8  # the channels of a block in com.microsoft.nchwc
         self.floats: set[str] = set()  # names of sums of integers that are held as float32
+        self.found: dict[str, str] = {}  # names of quantizations found at run time, by those of their zero points
         self.dequantized: dict[str, Dequantized] = {}
         self.steps: dict[str, ReadStep] = {}
         self.definitions: dict[Names, list[Any]] = {}
@@ -144,6 +145,7 @@ class Scope(Emitter):
     def take_constants(self, other: Scope) -> None:
         """Take the constants of a scope over. Nodes that make some of them from sizes make these again."""
         self.constants, self.dequantized = {**other.constants}, {**other.dequantized}
+        self.found = {**other.found}
         self.values |= {name: tensor for name, tensor in other.values.items() if other.is_constant(tensor.name)}
 
 
