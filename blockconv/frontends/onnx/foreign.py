@@ -6,7 +6,6 @@ sequences, optionals, sparse tensors) stays inside: a node that reads it brings 
 
 import copy
 import functools
-import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -88,18 +87,19 @@ class Fallback:
     ) -> None:
         self.model, self.scope, self.rules, self.translate = model, scope, rules, translate
         self._abroad = abroad
+        self._order: list[Any] = []  # the nodes as they were read
         self._foreign: set[int] = set()  # the positions of foreign nodes in the order
         self.late: list[Any] = []
         self._odd = odd
         self._unknown: set[str] = {*odd}  # values of unknown shapes
         self._late_types: dict[str, int] = {}  # for the arrays among these, ONNX's number of the type
-        self._places = itertools.count()
-        self._makers: dict[str, tuple[int, Any]] = {}  # of each value, with their positions in the order
+        self._makers: dict[str, int] = {}  # of each value, their positions in the order
 
     def read(self, node: Any) -> None:
         """Make ops, constants or a foreign node of a node."""
-        place = next(self._places)
-        self._makers |= {name: (place, node) for name in node.output if name}
+        place = len(self._order)
+        self._order.append(node)
+        self._makers |= dict.fromkeys(filter(None, node.output), place)
         if not self._unknown.isdisjoint(reads_of(node)):
             self._leave(node, {})
             return
@@ -247,8 +247,7 @@ class Fallback:
         """The first outputs of cheap nodes that stand between foreign ones alone: with them, two parts are one."""
         if len(self._foreign) < 2:
             return set()
-        every = dict(self._makers.values())
-        nodes = {place: node for place, node in every.items() if self._array(first_of(node)) is None}
+        nodes = {place: node for place, node in enumerate(self._order) if self._array(first_of(node)) is None}
         readers: dict[str, set[int]] = {}
         for place, node in nodes.items():
             for name in reads_of(node):
@@ -258,7 +257,7 @@ class Fallback:
 
         def is_between(place: int) -> bool:
             node = nodes[place]
-            makers = {self._makers.get(name, (-1,))[0] for name in reads_of(node) if self._array(name) is None}
+            makers = {self._makers.get(name, -1) for name in reads_of(node) if self._array(name) is None}
             takers = set[int]().union(*(readers.get(name, ()) for name in node.output))
             ends = makers and takers and given.isdisjoint(node.output)
             return bool(ends) and makers | takers <= known
@@ -279,7 +278,7 @@ class Fallback:
         late = [name for name in names if name in self._unknown or isinstance(self.scope.values[name], Unknown)]
         if not late:
             return None, names
-        makers = [self._makers[name][1] for name in late if name not in self._unknown]
+        makers = [self._order[self._makers[name]] for name in late if name not in self._unknown]
         first = [*makers, *(n for n in self.late if self._odd.keys() >= self._unknown & {*reads_of(n)})]
         places = [id(node) for node in first]
         after = [node for node in self.late if id(node) not in places]
@@ -325,21 +324,19 @@ class Fallback:
 
     def _closure(self, nodes: Sequence[Any]) -> list[Any]:
         """These nodes, after the nodes that make their operands, except operands that are arrays of numbers."""
-        found: dict[int, Any] = {}
+        found: set[int] = set()
         constants: dict[str, Any] = {}
-        waiting = [*nodes]
+        waiting = [self._makers[first_of(one)] for one in nodes]
         while waiting:
-            one = waiting.pop()
-            found[self._makers[first_of(one)][0]] = one
-            for name in reads_of(one):
+            found.add(place := waiting.pop())
+            for name in reads_of(self._order[place]):
                 if name in self._unknown or self._is_plain(name):
                     continue
                 if name in self._makers:
-                    place, maker = self._makers[name]
-                    waiting += [maker] if place not in found else []
+                    waiting += {self._makers[name]} - found
                 else:
                     constants[name] = self._text_constant(name)
-        return [*constants.values(), *(_named(found[place]) for place in sorted(found))]
+        return [*constants.values(), *(_named(self._order[place]) for place in sorted(found))]
 
     def _text_constant(self, name: str) -> Any:
         """A node that makes a constant which is no array of numbers."""
