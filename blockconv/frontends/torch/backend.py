@@ -357,13 +357,8 @@ def _leaves(node: Any, constant: set[Any]) -> Iterator[Any]:
 
 # ---------------------------------------------------------------- numbers
 
-# The operands that may be tensors or numbers alike.
-_OPERANDS = {
-    **dict.fromkeys(
-        ("add", "sub", "rsub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "where"), ("self", "other")
-    ),
-    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), ("min", "max")),
-}
+_OPERANDS = {"self", "other", "min", "max"}  # ATen's names of arguments that may be tensors or numbers alike
+_BY_KNOWN = {"aten.remainder", "aten.fmod"}  # ops whose divisor has to be known
 
 
 def _mark_numbers(graph: Any) -> None:
@@ -379,11 +374,9 @@ def _mark_numbers(graph: Any) -> None:
 
 def _calculates(user: Any, number: Any) -> bool:
     """Whether an op takes a number as one of its operands, and as nothing else."""
-    operands = _OPERANDS.get(kind_of(user).removeprefix("aten."), ())
-    if not operands or not calls_op(user):
-        return False
-    given = arguments_of(user)
-    return given.get("rounding_mode") is None and {name for name in given if given[name] is number} <= {*operands}
+    given = arguments_of(user) if calls_op(user) and kind_of(user) not in _BY_KNOWN else {}
+    named = {name for name in given if given[name] is number}
+    return bool(named) and named <= _OPERANDS and given.get("rounding_mode") is None
 
 
 def _symbols(values: Iterable[Any]) -> set[Any]:
