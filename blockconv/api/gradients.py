@@ -10,13 +10,12 @@ import numpy as np
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
 from blockconv.api.convolution import CheckedConvolution, convolution_frame
 from blockconv.api.frame import Call, Computation, Frame, Result, chosen
-from blockconv.core.checks import Shape, check_extents, check_flag, check_same, checked_groups
+from blockconv.core.checks import Shape, check_extents, check_flag, check_same, checked_groups, read_shape
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_autocast, with_gradient
 from blockconv.core.layout import NCHW, Layout
 from blockconv.core.problem import Conv2dBackwardWeightsProblem, Conv2dProblem, transposed_problem, window_fields
 from blockconv.core.types import FLOATS, Types, element
-from blockconv.dispatch.array import checked_shape
 from blockconv.dispatch.boundary import output_paddings, read_window
 
 
@@ -66,7 +65,7 @@ class _BackwardData(_Transposed):
     _given = "grad"
 
     def __init__(self, input_shape: Any, *given: Any, **options: Any) -> None:
-        self._shape = checked_shape(self._op, input_shape, "input_shape", 4)
+        self._shape = read_shape(self._op, "input_shape", input_shape, 4)
         super().__init__(*given, **options)
 
     def _problem(self, shape: Shape) -> Conv2dProblem:
@@ -221,7 +220,7 @@ def conv2d_backward_weights(
 def _solve_weights(call: Call) -> Computation:
     op, x, y, bias = _WEIGHTS.op, call.arrays["input"], call.arrays["grad"], call.kind
     weight_shape, stride, padding, dilation, groups = call.options
-    oc, per_group, *kernel = checked_shape(op, weight_shape, "weight_shape", 4)
+    oc, per_group, *kernel = read_shape(op, "weight_shape", weight_shape, 4)
     steps = read_window(op, tuple(kernel), stride, padding, dilation)
     number = checked_groups(op, "groups", groups, oc, "output ")
     if x.shape[1] != per_group * number:

@@ -15,7 +15,17 @@ import numpy as np
 
 from blockconv.api.annotations import AnyArray, Array, PoolPadding, Sizes
 from blockconv.api.frame import Call, Computation, Frame, Result, as_blocked, by_axes, chosen, given_array
-from blockconv.core.checks import MOST_EXTENT, Pair, Shape, check_extents, check_flag, check_same, read_sizes, whole
+from blockconv.core.checks import (
+    MOST_EXTENT,
+    Pair,
+    Shape,
+    check_extents,
+    check_flag,
+    check_same,
+    read_shape,
+    read_sizes,
+    whole,
+)
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import with_gradient
 from blockconv.core.layout import Layout
@@ -23,17 +33,17 @@ from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, window_
 from blockconv.core.python import zipped
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import NIBBLES, Types, is_quantized
-from blockconv.dispatch.array import BlockedArray, checked_shape
+from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import both, pair, sides, two
 from blockconv.dispatch.quantizing import check_zero_point
+from blockconv.dispatch.selection import Ends
 from blockconv.kernels.pool.blocking import ANY_TYPE
 from blockconv.kernels.pool.rows import MOST_SUMMED
 
 Problem = Pool2dProblem | AdaptivePool2dProblem
-Quantizations = tuple[Quantization | None, Quantization | None]  # of input and output, as they are given
 
 INTEGERS = "input_quantization", "out_quantization"  # the arguments of averages that are for integers
-NOT_QUANTIZED: Quantizations = (None, None)
+NOT_QUANTIZED: Ends = (None, None)
 
 
 def _max_problem(shape: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> Problem:
@@ -91,7 +101,7 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
 }
 
 
-def _quantizations(op: str, given: Quantizations, x: BlockedArray) -> Quantizations:
+def _quantizations(op: str, given: Ends, x: BlockedArray) -> Ends:
     """The quantizations of source and destination; None for floats, and for integers that stand for themselves."""
     for name, each in zipped(INTEGERS, given):
         if each is None:
@@ -159,7 +169,7 @@ def _average(
     op: str,
     input: Array,
     parameters: tuple[Any, ...],
-    quantizations: tuple[Any, Any],
+    quantizations: Ends,
     out: Any,
     out_layout: Any,
     axes: str | None = None,
@@ -512,7 +522,7 @@ def _gradient(
 
 def _solve_gradient(op: str, call: Call) -> Computation:
     (shape, parameters), y = call.options, call.arrays["grad"]
-    sizes = checked_shape(op, shape, "input" if op == "max_pool2d_backward" else "input_shape", 4)
+    sizes = read_shape(op, "input" if op == "max_pool2d_backward" else "input_shape", shape, 4)
     with raised_by(op):
         problem = PROBLEMS[op.removesuffix("_backward")](sizes, *parameters).backward()
     for name, x in call.arrays.items():

@@ -50,6 +50,17 @@ def read_sizes(shape: Any) -> tuple[int, ...] | None:
     return known if len(known) == len(sizes) else None
 
 
+def read_shape(
+    op: str, argument: str, shape: Any, rank: int | None = None, error: type[ArgumentError] = ArgumentError
+) -> tuple[int, ...]:
+    """A shape as a tuple of ints. rank: how many these have to be. Raises an error for anything else."""
+    sizes = read_sizes(shape)
+    if sizes is None or rank not in (None, len(sizes)):
+        raise error(op, argument, shape, f"has to be {rank or 'a shape: a sequence of'} ints of at least 0")
+    check_extents(op, argument, shape, sizes, error)
+    return sizes
+
+
 def axes_remedy(shape: Sequence[int], made: Sequence[int], x: str = "x") -> str:
     """The remedy for `x` of this shape where images are like `made`, (N, C, H, W); "" if axes are not the fault."""
     _, c, _, last = (1,) * (4 - len(shape)) + tuple(shape[:4])
@@ -167,6 +178,11 @@ def checked_number(op: str, name: str, value: object) -> float:
 def of_rank(shape: Shape, rank: int) -> Shape:
     """A shape with ones in front of it, as NumPy broadcasts it to a rank."""
     return (1,) * (rank - len(shape)) + shape
+
+
+def along(shape: Shape, axis: int, *sizes: int) -> Shape:
+    """A shape with these sizes in place of an axis's."""
+    return (*shape[:axis], *sizes, *shape[axis + 1 :])
 
 
 def axis_shape(axis: int, rank: int) -> Shape:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from blockconv.core.checks import Shape, broadcast, check_axis, checked_shape, of_rank, set_field
+from blockconv.core.checks import Shape, along, broadcast, check_axis, checked_shape, of_rank, set_field
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import OpProblem
 from blockconv.core.python import zipped
@@ -123,7 +123,7 @@ class IndexProblem(OpProblem):
         if self.form == "elements":
             return self.indices
         if self.form == "along":
-            return (*self.shape[: self.axis], *self.indices, *self.shape[self.axis + 1 :])
+            return along(self.shape, self.axis, *self.indices)
         return (*self.indices[:-1], *self.shape[self.axis + self.indices[-1] :])
 
     @functools.cached_property
@@ -204,4 +204,4 @@ class TopProblem(_AlongAxis):
     @property
     def dst_shape(self) -> Shape:
         """The shape of the result."""
-        return (*self.shape[: self.axis], self.count, *self.shape[self.axis + 1 :])
+        return along(self.shape, self.axis, self.count)

@@ -7,6 +7,7 @@ kernel gets these when it is bound (see `blockconv.kernels.eltwise.rows`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from blockconv.core.checks import (
     Pair,
     Positive,
     Shape,
+    along,
     check_axis,
     check_rank,
     checked_number,
@@ -60,7 +62,7 @@ class ConcatProblem(OpProblem):
             raise ArgumentError(self.op, "shapes", shapes, "must hold at least one shape")
         set_field(self, "shapes", shapes)
         check_axis(self.op, self.axis, shapes[0])
-        if len({shape[: self.axis] + shape[self.axis + 1 :] for shape in shapes}) > 1:
+        if len({along(shape, self.axis) for shape in shapes}) > 1:
             raise ArgumentError(self.op, "shapes", shapes, f"must agree on every axis but {self.axis}")
 
     @property
@@ -71,14 +73,12 @@ class ConcatProblem(OpProblem):
     @property
     def dst_shape(self) -> Shape:
         """The logical shape of the destination."""
-        first = self.shapes[0]
-        return (*first[: self.axis], sum(shape[self.axis] for shape in self.shapes), *first[self.axis + 1 :])
+        return along(self.shapes[0], self.axis, sum(shape[self.axis] for shape in self.shapes))
 
     @property
     def starts(self) -> tuple[int, ...]:
         """The offset of each source along the axis."""
-        sizes = [shape[self.axis] for shape in self.shapes]
-        return tuple(sum(sizes[:k]) for k in range(len(sizes)))
+        return tuple(itertools.accumulate((shape[self.axis] for shape in self.shapes[:-1]), initial=0))
 
 
 class FindQuantizationProblem(OpProblem):

@@ -218,11 +218,12 @@ class Requantization:
         inverse = one / given.dst.scale
         if given.sum is not None:
             sums, rounded = sums * (one / given.sum.scale), given.sum.scale
-        if self.activation.kind == ActivationKind.OTHER or not self._is_small:
-            return Scales(sums, rounded, residual, inverse, False)
-        if given.sum is None:
-            return Scales(sums * inverse, rounded, residual * inverse, one, True)
-        return Scales(sums, rounded * inverse, residual * inverse, one, True)
+        folded = self.activation.kind != ActivationKind.OTHER and self._is_small
+        if folded and given.sum is None:
+            sums = sums * inverse
+        elif folded:
+            rounded = rounded * inverse
+        return Scales(sums, rounded, residual * inverse if folded else residual, one if folded else inverse, folded)
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
@@ -26,8 +27,8 @@ COUNTED = tuple(name for name in WHOLE if name != "uint64")  # which an int64 ho
 NUMBERS = (*FLOATS, *WHOLE, "bool")
 NIBBLES = ("int4", "uint4")  # packed, two a byte, which NumPy has no dtypes of
 INTEGERS: tuple[IntegerType, ...] = (*BYTES, "int4", "uint4")
-_KINDS = (FLOAT, SIGNED, UNSIGNED, BRAIN, BITS)
 _NAMES = {FLOAT: "float", SIGNED: "int", UNSIGNED: "uint", BRAIN: "bfloat"}
+_KINDS = (*_NAMES, BITS)
 LIGHT = 1 << 17
 _PACKED = 15  # in a code, in place of an itemsize: two elements share a byte
 
@@ -257,21 +258,11 @@ def _name_of(types: Types) -> str:
     return types.src.name if len(kinds) == 1 else "/".join(map(str, types))
 
 
-# The types of convolutions of 8-bit sources.
-INT8 = frozenset(
-    Types.quantized(src, dst, narrow)
-    for src in BYTES
-    for dst in (*BYTES, "int32", "float32")
-    for narrow in (False, True)
-)
-# The types of convolutions that read or write packed 4-bit integers.
-INT4 = frozenset(
-    Types.quantized(src, dst, narrow)
-    for src in (*BYTES, *NIBBLES)
-    for dst in (*BYTES, *NIBBLES, "int32", "float32")
-    for narrow in (False, True)
-    if src in NIBBLES or dst in NIBBLES
-)
+_OF_INTEGERS = itertools.product(INTEGERS, (*INTEGERS, "int32", "float32"), (False, True))
+_QUANTIZED = frozenset(itertools.starmap(Types.quantized, _OF_INTEGERS))
+# The types of convolutions that read or write packed 4-bit integers; and of all others of integers.
+INT4 = frozenset(types for types in _QUANTIZED if types.src.is_packed or types.dst.is_packed)
+INT8 = _QUANTIZED - INT4
 # The types of convolutions of 16-bit floats.
 HALVES = frozenset(Types.converted(src, dst) for src in ("bfloat16", "float16") for dst in (src, "float32"))
 # The names of those of gradients.

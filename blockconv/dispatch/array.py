@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.core import target
-from blockconv.core.checks import Shape, check_bytes, check_extents, check_same, checked_whole, read_sizes
+from blockconv.core.checks import Shape, check_bytes, check_extents, check_same, checked_whole, read_shape
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.files import StrPath, as_path, reading, replacing
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import NHWC, Layout, read_layout, row_major
 from blockconv.core.python import bounded_cache
-from blockconv.core.types import NIBBLES, Array, ArrayDtype, Types, element, numpy_dtype
+from blockconv.core.types import NIBBLES, Array, ArrayDtype, FloatType, Types, element, numpy_dtype
 from blockconv.dispatch.selection import Ends, reorder_program
 from blockconv.runtime import address_of, aligned_empty, get_num_threads
 
@@ -54,7 +54,7 @@ class BlockedArray:
         zero_point: int = 0,
     ) -> None:
         self.layout = read_layout("BlockedArray", "layout", layout)
-        self.shape = checked_shape("BlockedArray", shape)
+        self.shape = read_shape("BlockedArray", "shape", shape)
         require_rank("BlockedArray", self.layout, "shape", len(self.shape))
         if not isinstance(storage, np.ndarray) or isinstance(storage, np.ma.MaskedArray):
             rule = "has to be a NumPy array without a mask"
@@ -203,7 +203,7 @@ def empty(
     >>> bc.empty((1, 30, 8, 8), "NCHW16").storage.shape
     (1, 2, 8, 8, 16)
     """
-    layout, shape = read_layout("empty", "layout", layout), checked_shape("empty", shape)
+    layout, shape = read_layout("empty", "layout", layout), read_shape("empty", "shape", shape)
     require_rank("empty", layout, "shape", len(shape))
     element = checked_dtype("empty", dtype)
     if not isinstance(element, str):
@@ -423,14 +423,6 @@ def storage_for(layout: Layout, shape: Shape, dtype: ArrayDtype) -> tuple[int, S
     return nbytes, layout.storage_shape(shape), dtype
 
 
-def checked_shape(op: str, shape: Any, argument: str = "shape", rank: int | None = None) -> Shape:
-    sizes = read_sizes(shape)
-    if sizes is None or rank not in (None, len(sizes)):
-        raise ArgumentError(op, argument, shape, f"has to be {rank or 'a sequence of'} ints of at least 0")
-    check_extents(op, argument, shape, sizes)
-    return sizes
-
-
 def checked_dtype(op: str, dtype: npt.DTypeLike) -> ArrayDtype:
     """The dtype of that name; "int4" and "uint4" stay strings."""
     if isinstance(dtype, str) and dtype in PACKED:
@@ -441,7 +433,7 @@ def checked_dtype(op: str, dtype: npt.DTypeLike) -> ArrayDtype:
         raise DtypeError(op, "dtype", dtype, f"has to be a dtype of NumPy, or one of {', '.join(PACKED)}") from None
 
 
-CONVERTED = ("float32", "bfloat16", "float16")  # what becomes each other as it is reordered
+CONVERTED = get_args(FloatType)  # what becomes each other as it is reordered
 
 
 def _converted(src: ArrayDtype, dtype: npt.DTypeLike) -> ArrayDtype:

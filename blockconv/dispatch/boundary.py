@@ -182,10 +182,10 @@ def sides(op: str, padding: Any, kinds: str) -> Pads:
     return pairs[0], pairs[1]
 
 
-def native_layout(layout: Layout | str, op: str, argument: str) -> Layout:
-    """The layout, if kernels run in it."""
-    found = read_layout(op, argument, layout)
+def native_layout(layout: Layout | str, op: str, argument: str, asked: object = None) -> Layout:
+    """The layout, if kernels run in it. asked: the value of the argument, if the layout is a part of it."""
+    found = read_layout(op, argument, layout, asked)
     if not found.is_native:
         rule = "has to have four dimensions and at most one block, of up to 64 channels (and one of images before it)"
-        raise LayoutError(op, argument, str(found), rule, "see to_layout")
+        raise LayoutError(op, argument, asked or str(found), rule, "see Layout.is_native")
     return found

@@ -3,7 +3,6 @@
 import functools
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from blockconv.core import target
 from blockconv.core.checks import Pair
@@ -83,7 +82,10 @@ class Machine:
 
     def store_seconds(self, dst: Layout, channels: int, lanes: int) -> float:
         """One vector, beyond one whole store. channels: stored at once; 1 for planes, 0 for single elements."""
-        return self.profile.store(channels, lanes, rows=dst.blocks[1] == 1)
+        known = self.profile.stores
+        if channels >= lanes:
+            return known["rows"] if dst.blocks[1] == 1 else 0.0
+        return known.get(str(channels), known["1"])
 
     def scatter_seconds(self, dst: Layout, channels: float, lanes: int) -> float:
         """A vector's channels that are scattered to the destination's blocks."""
@@ -113,11 +115,10 @@ def host() -> Machine:
     caches = known.caches["L2"], known.caches["L3"]
     if not os.environ.get(VARIABLE) and target.caches_are_known():
         caches = target.second_level_cache(), target.last_level_cache()
-    key = isa, id(known), *caches
-    return _HOSTS.get(key) or _HOSTS.setdefault(key, Machine(isa, known, *caches))
+    return _machine(isa, known, *caches)
 
 
-_HOSTS: dict[tuple[Any, ...], Machine] = {}  # a machine holds its profile, so no other has the profile's id
+_machine = functools.cache(Machine)
 
 
 @functools.lru_cache(maxsize=64)

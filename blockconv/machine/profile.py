@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,7 +55,7 @@ class TileTimes(NamedTuple):
     far: float = 0.0
 
 
-@frozen
+@dataclass(frozen=True, eq=False)
 class Rates:
     """The time of one multiply-accumulate, in the tiles that were measured with it."""
 
@@ -87,11 +87,6 @@ class Rates:
         narrow = min(self.tiles, key=lambda at: at.step)
         return max(0.0, narrow.tile - narrow.pixels * narrow.vectors * self.tile)
 
-    @functools.cached_property
-    def _steps(self) -> dict[tuple[int, int, float, bool], float]:
-        """The results of `step`. The planner asks for the same tiles a thousand times for each size of a network."""
-        return {}
-
     def nearest(self, pixels: int, vectors: int) -> TileTimes:
         """The measured tile that is most like one of so many pixels and vectors."""
 
@@ -100,20 +95,18 @@ class Rates:
 
         return min(self.tiles, key=distance)
 
+    # The planner asks for the same tiles a thousand times for each size of a network.
+    @functools.cache  # noqa: B019  # a process has few profiles, and keeps them
     def step(self, pixels: int, vectors: int, part: float = 1.0, is_far: bool = False) -> float:
         """Seconds of a step of a tile, with what the measured tile of so many vectors takes beyond its products.
 
         part: of the time of a multiply-accumulate that one of these vectors takes; one half of halves. is_far: whether
         weights are streamed, as in `TileTimes`.
         """
-        key = pixels, vectors, part, is_far
-        found = self._steps.get(key)
-        if found is None:
-            known = self.nearest(pixels, vectors)
-            taken = known.far if is_far and known.far else known.step
-            beyond = taken - known.pixels * known.vectors * self.each
-            found = self._steps[key] = max(part * pixels * vectors * self.each, self.latency) + beyond
-        return found
+        known = self.nearest(pixels, vectors)
+        taken = known.far if is_far and known.far else known.step
+        beyond = taken - known.pixels * known.vectors * self.each
+        return max(part * pixels * vectors * self.each, self.latency) + beyond
 
 
 @frozen
@@ -163,6 +156,9 @@ class MachineProfile:
     launch: float
     record: Mapping[str, Any]
     dots: Mapping[str, tuple[TileTimes, ...]] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # its mappings have no hash
 
     @functools.cached_property
     def rates(self) -> Rates:
@@ -220,12 +216,6 @@ class MachineProfile:
         lines, rest = divmod(step, self.line)
         return self.sets if rest else self.sets // math.gcd(self.sets, lines)
 
-    def store(self, channels: int, lanes: int, rows: bool) -> float:
-        """Seconds of a vector stored so many channels at a time, beyond one stored whole. rows: as in `stores`."""
-        if channels >= lanes:
-            return self.stores["rows"] if rows else 0.0
-        return self.stores[str(channels)] if str(channels) in self.stores else self.stores["1"]
-
     def pack(self, channels: int, how: str) -> float:
         """Seconds to pack a pixel's channels, so many of them together. how: "", "apart" or "cut", as in `packs`."""
         kinds = (name.partition(" ") for name in self.packs)
@@ -233,27 +223,21 @@ class MachineProfile:
         count = min(known, key=lambda count: abs(count - channels))
         return self.packs[f"{count} {how}".strip()]
 
+    # A plan for another size asks for the same ones at each of its convolutions.
+    @functools.cache  # noqa: B019
     def transform(self, m: int, stride: int, width: int, rows: bool) -> tuple[float, float]:
         """Seconds of Winograd's transforms of a vector; width: its contiguous channels, 0 for all.
 
         rows: whether all are contiguous, but the next pixel is farther than the next vector.
         """
-        key = m, stride, width, rows
-        if key not in self._transforms:
-            name = f"{m}x{m} stride {stride}"
-            if width:
-                of = [int(known.rpartition(" ")[2]) for known in self.transforms if known.startswith(f"{name} of ")]
-                name += f" of {min(of, key=lambda known: abs(known - width))}"
-            elif rows:
-                name += " in rows"
-            self._transforms[key] = self.transforms[name]
-        source, destination = self._transforms[key]
+        name = f"{m}x{m} stride {stride}"
+        if width:
+            of = [int(known.rpartition(" ")[2]) for known in self.transforms if known.startswith(f"{name} of ")]
+            name += f" of {min(of, key=lambda known: abs(known - width))}"
+        elif rows:
+            name += " in rows"
+        source, destination = self.transforms[name]
         return source, destination
-
-    @functools.cached_property
-    def _transforms(self) -> dict[tuple[int, int, int, bool], Sequence[float]]:
-        """The results of `transform`, which a plan for another size asks for at each of its convolutions."""
-        return {}
 
     def move(self, read: float, written: float) -> float:
         """Seconds for one core to read and write so many bytes.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.activation import activation as read_activation
-from blockconv.core.checks import check_flag, check_shape
+from blockconv.core.checks import check_flag, check_shape, read_shape
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.python import zipped
@@ -16,7 +16,7 @@ from blockconv.core.types import element
 from blockconv.dispatch.boundary import output_paddings, pads, pair, read_window
 from blockconv.network import ops
 from blockconv.network.emitter import Emitter, own_state
-from blockconv.network.graph import Network, Node, inferred, read_shape
+from blockconv.network.graph import Network, Node, inferred
 from blockconv.network.ops.rule import Tensor
 
 
@@ -62,7 +62,7 @@ class NetworkBuilder:
             rule = "has to be a NumPy dtype of numbers or bools, the name of one, 'int4' or 'uint4'"
             raise NetworkError(self.name, "dtype", dtype, rule) from None
         self._check_free("input", name)
-        sizes = read_shape(self.name, name, shape)
+        sizes = read_shape(self.name, name, shape, error=NetworkError)
         check_shape(self.name, name, sizes, type.itemsize, NetworkError)
         return self._emitter.input(Tensor(name, sizes, type)).name
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core import text
-from blockconv.core.checks import Names, Shape, check_flag, check_shape, read_sizes
+from blockconv.core.checks import Names, Shape, check_flag, check_shape, read_shape
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, Array, ElementType, element, ieee
@@ -287,7 +287,7 @@ class Network:
     def named_shapes(self, shapes: Any) -> dict[str, Shape]:
         """{input: shape} of the argument of `with_input_shapes`."""
         named = self._by_input(shapes, "shapes")
-        return {name: read_shape(self.name, name, shape) for name, shape in named.items()}
+        return {name: read_shape(self.name, name, shape, error=NetworkError) for name, shape in named.items()}
 
     def _by_input(self, given: Any, argument: str) -> dict[str, Any]:
         """`given` by the names of inputs: a mapping, or the only input's own."""
@@ -496,14 +496,6 @@ def held(result: Array, type: ElementType) -> Array:
     return np.asarray(bounded).astype(type.dtype, copy=False)
 
 
-def read_shape(name: str, argument: str, shape: Any) -> Shape:
-    """A shape as a tuple of ints. Raises NetworkError, which names the network, for anything else."""
-    sizes = read_sizes(shape)
-    if sizes is None:
-        raise NetworkError(name, argument, shape, "has to be a shape: a sequence of ints of at least 0")
-    return sizes
-
-
 def _inferred(
     net: Network, like: Network | None = None, known: Mapping[str, Tensor] | None = None
 ) -> tuple[list[Node], dict[str, Tensor]]:
@@ -513,7 +505,7 @@ def _inferred(
     """
     nodes, tensors = [], {t.name: t for t in net.inputs}
     for tensor in net.inputs:
-        read_shape(net.name, tensor.name, tensor.shape)
+        read_shape(net.name, tensor.name, tensor.shape, error=NetworkError)
         check_shape(net.name, tensor.name, tensor.shape, tensor.type.itemsize, NetworkError)
     for name, value in net.constants.items():
         if like is not None and like.constants[name] is value:

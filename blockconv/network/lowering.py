@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 
 from blockconv.core.activation import activation
-from blockconv.core.checks import MOST_DIMENSIONS, Pair, Shape, of_rank
+from blockconv.core.checks import MOST_DIMENSIONS, Pair, Shape, along, of_rank
 from blockconv.core.element_problem import IndexProblem
 from blockconv.core.eltwise_problem import RecurrentKind
 from blockconv.core.errors import NetworkError
@@ -88,9 +88,7 @@ class Translation:
         self._made.add(made.name)
         return made
 
-    def helper(self, attributes: Op, *inputs: Tensor, parameters: Tensors = ()) -> Tensor:
-        """An op that only helps to make the node's value."""
-        return self.emit(attributes, *inputs, parameters=parameters, helps=True)
+    helper = functools.partialmethod(emit, helps=True)
 
     def number(self, value: float, like: Tensor) -> Tensor:
         """A constant number of the type of `like`."""
@@ -322,7 +320,7 @@ class Translation:
         made = Gather(axis, tuple(int(k) % size for k in indices.flat))
         (first, count, step), *others = made.problem(x.shape).runs[axis]
         y = self.emit(made, x) if others or not step else self.part(x, axis, first, count, step)
-        return self.reshape(y, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), helps=False)
+        return self.reshape(y, along(x.shape, axis, *indices.shape), helps=False)
 
     def part(self, x: Tensor, axis: int, begin: int, size: int, step: int = 1, helps: bool = False) -> Tensor:
         """A `Slice` of x; x itself if that is all of it."""
@@ -398,17 +396,20 @@ class Translation:
 
     def affine(self, x: Tensor, scale: Array, shift: Array) -> Tensor:
         """x times a scale plus a shift, one of each for a channel."""
+        return self._scaled(Affine(), x, scale=scale, shift=shift)
+
+    def _scaled(self, attributes: Op, x: Tensor, **factors: Array) -> Tensor:
+        """An op with factors in the type that is computed with. Their names end the constants' names."""
         dtype = x.type.computed.dtype
-        parameters = self.constant(scale.astype(dtype), "scale"), self.constant(shift.astype(dtype), "shift")
-        return self.emit(Affine(), x, parameters=parameters)
+        parameters = tuple(self.constant(value.astype(dtype), name) for name, value in factors.items())
+        return self.emit(attributes, x, parameters=parameters)
 
     def normalise(
         self, x: Tensor, groups: int, scale: Array, bias: Array, epsilon: float, centred: bool = True
     ) -> Tensor:
         """Group normalisation, with a scale and a bias of each channel, or one for all."""
-        factors = [np.broadcast_to(f, x.shape[1:2]).astype(x.type.computed.dtype) for f in (scale, bias)]
-        parameters = self.constant(factors[0], "scale"), self.constant(factors[1], "bias")
-        return self.emit(GroupNorm(groups, epsilon, centred=centred), x, parameters=parameters)
+        scale, bias = (np.broadcast_to(factor, x.shape[1:2]) for factor in (scale, bias))
+        return self._scaled(GroupNorm(groups, epsilon, centred=centred), x, scale=scale, bias=bias)
 
     def normalise_rows(
         self, x: Tensor, axis: int, scale: Array, bias: Array, epsilon: float, centred: bool = True

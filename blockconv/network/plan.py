@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from blockconv.core.checks import Shape, axes_remedy, check_flag, checked_whole, checked_word, whole
+from blockconv.core.checks import Shape, axes_remedy, check_flag, checked_whole, checked_word, read_shape, whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, warn
 from blockconv.core.files import StrPath, as_path, reading, replacing
 from blockconv.core.heavy_work import garbage_at_the_end
@@ -24,7 +24,7 @@ from blockconv.core.types import Array, FloatType, ieee
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.selection import accuracy_of
 from blockconv.network import archive, foreign
-from blockconv.network.graph import Network, check_network, read_shape
+from blockconv.network.graph import Network, check_network
 from blockconv.network.instance import Arenas, BoundPlan, End, measured_runs
 from blockconv.network.ops.rule import listed, names_of
 from blockconv.network.passes.fuse import fuse
@@ -653,4 +653,4 @@ def launches_of(plan: Plan, inputs: tuple[Any, ...], out: Any) -> tuple[Any, lis
     held = [*sources, *results, aligned_empty(parts.arena)]
     starts = [*map(address_of, held)]
     launches = [launch for action in parts.actions for launch in action.launches]
-    return first, [one.with_addresses(lambda buffer: starts[buffer.index] + buffer.offset) for one in launches], held
+    return first, [launch.placed(starts) for launch in launches], held

@@ -33,6 +33,7 @@ from blockconv.network.planning.candidates import Candidate, Reorder
 from blockconv.network.planning.parameters import Parameters
 from blockconv.network.planning.planned import Planned
 from blockconv.runtime import Buffer, Launch, address_of
+from blockconv.runtime.launcher import beyond
 
 Value = tuple[str, Layout]
 
@@ -312,7 +313,7 @@ class _Scheduler:
 
 def _bound_action(draft: _Draft) -> Action:
     addresses = [_address(operand) for operand in draft.operands]
-    launches = tuple(x.with_addresses(lambda b: _plus(addresses[b.index], b.offset)) for x in draft.action.launches)
+    launches = tuple(launch.placed(addresses) for launch in draft.action.launches)
     part = draft.action.part
     made = object.__new__(Action)
     made.__dict__.update(draft.action.__dict__, launches=launches, part=part and part._replace(args=tuple(addresses)))
@@ -325,14 +326,8 @@ def _address(operand: _Block | Array | None) -> Buffer | int:
     if isinstance(operand, np.ndarray):
         return address_of(operand)
     root, offset = operand.root()
-    return _plus(root.address, offset)
-
-
-def _plus(address: Buffer | int | None, by: int) -> Buffer | int:
-    assert address is not None
-    if not by:  # as most
-        return address
-    return Buffer(address.index, address.offset + by) if isinstance(address, Buffer) else address + by
+    assert root.address is not None
+    return beyond(root.address, offset)
 
 
 def schedule(planned: Planned, wanted: Sequence[Layout], held: Parameters, threads: int) -> Schedule:

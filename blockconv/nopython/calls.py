@@ -77,17 +77,7 @@ def of_computation(op: str, computation: Computation, names: Sequence[str]) -> S
         for name in buffers
     ]
 
-    return standing([*first, *_placed(program, fixed)], [*made.values()])
-
-
-def _placed(program: Program, fixed: Sequence[int | Buffer]) -> list[Launch]:
-    """The launches of a program whose buffers are these addresses, or other buffers."""
-
-    def placed(buffer: Buffer) -> int | Buffer:
-        to = fixed[buffer.index]
-        return to + buffer.offset if isinstance(to, int) else Buffer(to.index, buffer.offset)
-
-    return [launch.with_addresses(placed) for launch in program.launches]
+    return standing([*first, *(launch.placed(fixed) for launch in program.launches)], [*made.values()])
 
 
 def of_filter(op: str, runs: Sequence[tuple[Program, Sequence[Array]]], arrays: Mapping[int, Array]) -> Standing:
@@ -103,7 +93,7 @@ def of_filter(op: str, runs: Sequence[tuple[Program, Sequence[Array]]], arrays: 
         places = [*map(address_of, given)]
         if places[0] == (made[-1] if made else image):
             made.append(places[1])
-            launches += _placed(program, [numbers.get(at, at) for at in places])
+            launches += [launch.placed([numbers.get(at, at) for at in places]) for launch in program.launches]
     if made[-1:] != [result] or len(made) < len(runs):
         raise UnsupportedError(f"{op}: blockconv has no kernel for a part of it; see blockconv.ndimage")
     return standing(launches, runs)

@@ -45,6 +45,13 @@ class Buffer:
     offset: int = 0
 
 
+def beyond(address: int | Buffer, by: int) -> int | Buffer:
+    """An address, or a buffer, so many bytes further."""
+    if not by:  # as most
+        return address
+    return address + by if isinstance(address, int) else Buffer(address.index, address.offset + by)
+
+
 OWN_TABLE = Buffer(-1)  # in a launch's arguments: the address of its own `Launch.table`
 _NO_TABLE: Block = np.empty(0, np.int64)
 
@@ -81,6 +88,10 @@ class Launch:
         made = Launch(self.kernel, tuple(args), self.tasks, self.chunk, self.scratch, self.table)
         made.__dict__["buffers_at"] = tuple([k for k in self.buffers_at if isinstance(args[k], Buffer)])
         return made
+
+    def placed(self, at: Sequence[int | Buffer]) -> Launch:
+        """The same launch at these addresses, or on these buffers, one in place of each of its buffers."""
+        return self.with_addresses(lambda buffer: beyond(at[buffer.index], buffer.offset))
 
     def with_buffers(self, numbers: Mapping[int, int]) -> Launch:
         """The same launch on other buffers: `numbers` maps old buffer numbers to new ones."""

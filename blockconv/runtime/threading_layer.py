@@ -25,17 +25,7 @@ LAYERS = ("tbb", "omp", "workqueue")
 _lock = threading.RLock()  # One thread starts the layer.
 
 # void (*)(void *fn, char **args, size_t *dims, size_t *steps, void *data, size_t inner, size_t arrays, int threads)
-_PARALLEL_FOR = ctypes.CFUNCTYPE(
-    None,
-    ctypes.c_int64,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_int64,
-    ctypes.c_int64,
-    ctypes.c_int64,
-    ctypes.c_int,
-)
+_PARALLEL_FOR = ctypes.CFUNCTYPE(None, ctypes.c_int64, *(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 3, ctypes.c_int)
 _WORKER = ctypes.CFUNCTYPE(None, *(ctypes.c_void_p,) * 4)
 
 

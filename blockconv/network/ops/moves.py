@@ -57,13 +57,12 @@ class Concat(_Moves):
         return np.concatenate(inputs, self.axis)
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
-        shape = site.output.shape
-        sizes = [tensor.shape[self.axis] for tensor in site.inputs]
+        pieces = [*zipped(self.problem_at(site).starts, (tensor.shape[self.axis] for tensor in site.inputs))]
         for layout in layouts:
-            starts = [part(layout, shape, self.axis, sum(sizes[:k]), size) for k, size in enumerate(sizes)]
+            starts = [part(layout, site.output.shape, self.axis, *piece) for piece in pieces]
             known = tuple(start for start in starts if start is not None)
-            if len(known) == len(sizes):
-                yield View((layout,) * len(sizes), layout, starts=known)
+            if len(known) == len(pieces):
+                yield View((layout,) * len(pieces), layout, starts=known)
 
 
 class Pad(Solved):

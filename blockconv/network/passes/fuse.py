@@ -100,9 +100,10 @@ def fuse_products(network: Network) -> Network:
 # ---------------------------------------------------------------- into convolutions and pools
 
 
-def fold_padding(network: Network) -> Network:
-    """Turn a `Pad` of an image into padding of the convolution or the pool that reads it."""
-    return rewritten(network, _pad_into_conv, _pad_into_pool)
+def fold_into_windows(network: Network) -> Network:
+    """Turn a `Pad` of an image into padding of the convolution or the pool that reads it. Turn a fully connected layer
+    over a flattened image into a convolution by a kernel as large as the image."""
+    return rewritten(network, _pad_into_conv, _pad_into_pool, _flat_conv)
 
 
 @rule
@@ -129,11 +130,6 @@ def _joined(pad: Pad, pads: Any) -> Any:
     if len(pad.pads) != 4 or any(map(any, pad.pads[:2])) or any(min(ends) < 0 for ends in pad.pads):
         return None
     return tuple((b + before, e + after) for (b, e), (before, after) in zipped(pad.pads[2:], pads))
-
-
-def flatten_into_conv(network: Network) -> Network:
-    """Turn a fully connected layer over a flattened image into a convolution by a kernel as large as the image."""
-    return rewritten(network, _flat_conv)
 
 
 @functools.partial(rule, shared=True)
@@ -343,8 +339,7 @@ PASSES = (
     merge_equal,
     unify,
     fuse_products,
-    fold_padding,
-    flatten_into_conv,
+    fold_into_windows,
     fuse_epilogues,
     integers.stores,
     integers.lookups,

@@ -8,12 +8,12 @@ integers itself. Other ops run in float32 between the two (`dequantized`).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from blockconv.core.activation import ActivationKind
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Names, Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.python import zipped
 from blockconv.core.quantization import PLAIN, Quantization, real
@@ -109,17 +109,16 @@ def effect_on(attributes: Op, type: ElementType) -> Literal["moves", "computes"]
 
 def _goes_down(edit: Edit, node: Node) -> bool:
     """op(dequantize(x)) is dequantize(op(x)) where the op only moves elements."""
-    sources = [_dequantize(edit, name) for name in node.inputs]
-    first = sources[0]
-    if first is None or any(s is None or s[1:] != first[1:] for s in sources):
+    found = _behind(edit, node.inputs)
+    if found is None:
         return False
-    if effect_on(node.attributes, first[2]) != "moves":
+    (given, *_), (type, *_) = found.given, found.types
+    if len({*zipped(found.given, found.types)}) > 1 or effect_on(node.attributes, type) != "moves":
         return False
-    value = edit.value_name(f"{node.output}.integers")
-    inputs = tuple(source[0] for source in sources if source is not None)
-    moved = replace(node, attributes=node.attributes.of_moved_integers(first[1]), inputs=inputs, output=value)
-    after = Node(f"{node.name}.dequantize", Dequantize(first[1]), (value,), node.output)
-    return edit.replace((*_only_read_here(edit, node.inputs), node), moved, after)
+    value, attributes = edit.value_name(f"{node.output}.integers"), node.attributes.of_moved_integers(given)
+    moved = replace(node, attributes=attributes, inputs=found.names, output=value)
+    after = Node(f"{node.name}.dequantize", Dequantize(given), (value,), node.output)
+    return edit.replace((*found.gone, node), moved, after)
 
 
 @rule
@@ -138,14 +137,13 @@ def _goes_up(edit: Edit, node: Node, a: Quantize, before: Node, b: Op) -> bool:
 @rule
 def _quantize_of_dequantize(edit: Edit, node: Node, a: Quantize) -> bool:
     """Integers that become others, or the same."""
-    source = _dequantize(edit, node.src)
-    if source is None:
+    found = _behind(edit, node.inputs)
+    if found is None:
         return False
-    attributes: Op = Requantize(source[1], a.dst, a.dtype)
-    if (a.dst, element(a.dtype)) == source[1:]:
+    attributes: Op = Requantize(found.given[0], a.dst, a.dtype)
+    if (a.dst, element(a.dtype)) == (found.given[0], found.types[0]):
         attributes = Reshape((0,) * len(edit.shape(node.output)))  # changes nothing, and vanishes
-    gone = _only_read_here(edit, node.inputs)
-    return edit.become(node, attributes, *gone, inputs=(source[0],))
+    return edit.become(node, attributes, *found.gone, inputs=found.names)
 
 
 # ---------------------------------------------------------------- what computes
@@ -153,11 +151,11 @@ def _quantize_of_dequantize(edit: Edit, node: Node, a: Quantize) -> bool:
 
 @rule
 def _conv_of_integers(edit: Edit, node: Node, a: Conv2d) -> bool:
-    source, weight = _dequantize(edit, node.src), _weight(edit, node.parameters[0], 0)
-    if source is None or weight is None:
+    found, weight = _behind(edit, node.inputs[:1]), _weight(edit, node.parameters[0], 0)
+    if found is None or weight is None:
         return False
-    integers, given = weight
-    bias = _integer_bias(edit, node, source[1].scale * given.scale)
+    (src,), (integers, given) = found.given, weight
+    bias = _integer_bias(edit, node, src.scale * given.scale)
     try:
         check_sums(a.op, integers, bias)
     except ArgumentError:
@@ -166,9 +164,8 @@ def _conv_of_integers(edit: Edit, node: Node, a: Conv2d) -> bool:
     if bias is not None:
         parameters.append(edit.constant(f"{node.name}.bias", bias))
     common = a.stride, a.pads, a.dilation, a.groups, a.activation
-    attributes = QuantizedConv2d(*common, src=source[1], wei=given, dtype="float32")
-    gone, inputs = _only_read_here(edit, node.inputs[:1]), (source[0], *node.inputs[1:])
-    return edit.become(node, attributes, *gone, inputs=inputs, parameters=tuple(parameters))
+    attributes, inputs = QuantizedConv2d(*common, src=src, wei=given, dtype="float32"), (*found.names, *node.inputs[1:])
+    return edit.become(node, attributes, *found.gone, inputs=inputs, parameters=tuple(parameters))
 
 
 @rule
@@ -187,7 +184,7 @@ def _transposed_conv(edit: Edit, node: Node, a: ConvTranspose2d) -> bool:
     serves all remainders r, as channels. A tap that some remainders lack is zero.
     """
     weight = _weight(edit, node.parameters[0], 1)
-    if weight is None or a.dilation != (1, 1) or _dequantize(edit, node.src) is None:
+    if weight is None or a.dilation != (1, 1) or _behind(edit, node.inputs) is None:
         return False
     integers, given = weight
     (sh, sw), shapes = a.stride, (edit.shape(node.src), edit.shape(node.output), integers.shape)
@@ -247,31 +244,22 @@ def _integer_bias(edit: Edit, node: Node, scale: Any) -> Array | None:
 @rule
 def _conv_stores(edit: Edit, node: Node, a: Quantize, conv: Node, b: QuantizedConv2d) -> bool:
     """A convolution of integers stores integers, and adds a residual of them."""
-    if b.dtype != "float32":
+    found = _behind(edit, conv.inputs[1:]) if b.dtype == "float32" else None
+    if found is None:
         return False
-    inputs, residual, gone = conv.inputs, None, []
-    if len(inputs) > 1:
-        source = _dequantize(edit, inputs[1])
-        if source is None:
-            return False
-        gone = _only_read_here(edit, inputs[1:])
-        inputs, residual = (inputs[0], source[0]), source[1]
-    attributes = replace(b, dtype=a.dtype, dst=a.dst, residual=residual)
-    return edit.merge(conv, node, attributes, *gone, inputs=inputs)
+    attributes = replace(b, dtype=a.dtype, dst=a.dst, residual=next(iter(found.given), None))
+    return edit.merge(conv, node, attributes, *found.gone, inputs=(conv.src, *found.names))
 
 
 @rule
 def _op_stores(edit: Edit, node: Node, a: Quantize, before: Node, of: Op) -> bool:
     """An op between dequantized values and a Quantize is one of integers."""
-    found = [source for name in before.inputs if (source := _dequantize(edit, name)) is not None]
-    type = element(a.dtype)
-    if len(found) < len(before.inputs) or any(source[2].unpacked != type.unpacked for source in found):
+    found, type = _behind(edit, before.inputs), element(a.dtype)
+    if found is None or any(each.unpacked != type.unpacked for each in found.types):
         return False
     if effect_on(of, type) != "computes":
         return False
-    attributes = Quantized(of, tuple(source[1] for source in found), a.dst, a.dtype)
-    gone = _only_read_here(edit, before.inputs)
-    return edit.merge(before, node, attributes, *gone, inputs=tuple(source[0] for source in found))
+    return edit.merge(before, node, Quantized(of, found.given, a.dst, a.dtype), *found.gone, inputs=found.names)
 
 
 @rule
@@ -376,13 +364,29 @@ def _is_element_wise(edit: Edit, node: Node, shape: Shape) -> bool:
 # ---------------------------------------------------------------- looking
 
 
-def _dequantize(edit: Edit, name: str) -> tuple[str, Quantization, ElementType] | None:
-    """(The 8-bit or 4-bit integers behind a value that is no constant, what they stand for, their type), or None."""
-    before = edit.producer(name, Dequantize)
-    if before is None or before.src in edit.constants or before.attributes.src.scale.ndim:
+class _Behind(NamedTuple):
+    """The 8-bit or 4-bit integers behind dequantized values that are no constants.
+
+    given: what they stand for.
+    gone: the Dequantize nodes whose values nothing else reads, which may vanish.
+    """
+
+    names: Names
+    given: tuple[Quantization, ...]
+    types: tuple[ElementType, ...]
+    gone: list[Node]
+
+
+def _behind(edit: Edit, names: Names) -> _Behind | None:
+    """The integers behind all these values, or None."""
+    found = [one for name in names if (one := edit.producer(name, Dequantize)) is not None]
+    sources, given = tuple(one.src for one in found), tuple(one.attributes.src for one in found)
+    types = tuple(map(edit.type, sources))
+    is_all = len(found) == len(names) and edit.constants.keys().isdisjoint(sources)
+    if not is_all or any(one.scale.ndim for one in given) or any(type.name not in INTEGERS for type in types):
         return None
-    type = edit.type(before.src)
-    return (before.src, before.attributes.src, type) if type.name in INTEGERS else None
+    gone = {one.name: one for one in found if edit.reads(one.output) == names.count(one.output)}
+    return _Behind(sources, given, types, [*gone.values()])
 
 
 def _constant(edit: Edit, name: str) -> tuple[Array, Quantization, int] | None:
@@ -398,9 +402,3 @@ def _weight(edit: Edit, name: str, axis: int) -> tuple[Array, Quantization] | No
     integers, given, along = _constant(edit, name) or (np.empty(0), PLAIN, 0)
     fits = integers.dtype == np.int8 and not given.zero_point and (not given.scale.ndim or along == axis)
     return (integers, given) if fits else None
-
-
-def _only_read_here(edit: Edit, names: Sequence[str]) -> list[Node]:
-    """The Dequantize nodes of these values that nothing else reads, which may vanish."""
-    found = [edit.producer(name, Dequantize) for name in dict.fromkeys(names) if edit.reads(name) == names.count(name)]
-    return [one for one in found if one is not None]

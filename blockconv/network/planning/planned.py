@@ -12,11 +12,12 @@ import numpy as np
 from blockconv.core import text
 from blockconv.core.checks import Shape, of_rank
 from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, UnsupportedError
-from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
+from blockconv.core.layout import NATIVE, Layout, row_major
 from blockconv.core.progress import Progress
 from blockconv.core.python import zipped
 from blockconv.core.record import frozen
 from blockconv.dispatch import selection, tuning
+from blockconv.dispatch.boundary import native_layout
 from blockconv.dispatch.selection import reorder_seconds
 from blockconv.machine.machine import Machine, host
 from blockconv.network.graph import Network, Node, running
@@ -116,27 +117,18 @@ def read_layouts(network: Network, layouts: Layouts, argument: str = "layouts") 
     if isinstance(layouts, (list, tuple)):
         if not layouts:
             raise ArgumentError("compile", argument, layouts, "has to name at least one layout", "or give 'auto'")
-        return tuple(dict.fromkeys(_native(layout, layout, argument) for layout in layouts))
+        return tuple(dict.fromkeys(native_layout(layout, "compile", argument) for layout in layouts))
     if not isinstance(layouts, Mapping):
-        return layouts if str(layouts) == "auto" else _native(layouts, layouts, argument)  # type: ignore
+        return layouts if str(layouts) == "auto" else native_layout(layouts, "compile", argument)  # type: ignore
     read: dict[str, Layout] = {}
     for name, layout in layouts.items():
-        wanted = _native(layout, {name: layout}, argument)
+        wanted = native_layout(layout, "compile", argument, {name: layout})
         why = "the value of a folded node is a constant, an input or unused"
         holder = running(network, argument, name, f" ({why})")
         if read.setdefault(holder, wanted) != wanted:
             rule = f"is part of node {holder!r}, which has {read[holder]} already"
             raise NetworkError(network.name, argument, {name: str(wanted)}, rule, "give a node one layout")
     return read
-
-
-def _native(layout: str | Layout, asked: Any, argument: str) -> Layout:
-    """The layout, if kernels run in it. asked: the value of the argument that it is a part of."""
-    found = read_layout("compile", argument, layout, asked)
-    if not found.is_native:
-        rule = "has to have four dimensions and at most one block, of up to 64 channels or of images"
-        raise ArgumentError("compile", argument, asked, rule)
-    return found
 
 
 Found = tuple[tuple[Candidate, ...], ...]  # of each node
