@@ -135,13 +135,14 @@ class CheckedConvolution:
             found = own._prepare(*where, types, residual is not None, packs)
             derive, beside = own._derive(found, call, packed)
         added = "residual" if residual is not None else "out"
+        program, how, workspace = (None, None, 0) if found is None else found[3:]
         return Computation(
-            None if found is None else found.program,
-            0 if found is None else found.workspace,
+            program,
+            workspace,
             read=(src,) if residual is None else (src, dst),
             results=(Result(shape, dst, types.dst.array_dtype, arithmetic.dst_zero_point),),
             buffers=(self._given, "packed", "biases", "out", added, "parameters", "weights", "between")[
-                : 6 if found is None or found.packing is None else 8
+                : 6 if how is None else 8
             ],
             layout=None if call.is_blocked else dst,
             derived=("packed", "biases", "parameters", "weights", "between"),

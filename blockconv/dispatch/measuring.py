@@ -74,7 +74,7 @@ def measure(runs: int = 1) -> MachineProfile:
     change a time by some percent. One whose times differ by more than `MOST_SPREAD` is discarded, and measured again;
     `record` has how many, as "discarded". Raises UnsteadyError once these are as many as `runs`.
     """
-    shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(target.isa(), target.isa().fma)]
+    shapes = _shapes()
     found: list[MachineProfile] = []
     discarded = 0
     while len(found) < runs:
@@ -87,6 +87,11 @@ def measure(runs: int = 1) -> MachineProfile:
                 raise
     known = median_of(found)
     return replace(known, record={**known.record, "discarded": discarded})
+
+
+def _shapes() -> list[TileShape]:
+    """The largest tiles of floats, by their vectors."""
+    return [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(target.isa(), target.isa().fma)]
 
 
 def _profile(shapes: list[TileShape]) -> MachineProfile:
@@ -232,9 +237,8 @@ def _stores(shape: TileShape, whole: TileTimes) -> dict[str, float]:
 
 def _partial() -> float:
     """The extra seconds of a vector with three quarters of its channels, over one that is stored whole."""
-    lanes, tiles, groups = _lanes(), 32, 8
-    pixels = next(most for vectors, most in tiles_of_registers(target.isa(), target.isa().fma) if vectors == 1)
-    runs = {}
+    lanes, tiles, groups, runs = _lanes(), 32, 8, {}
+    pixels = next(shape.pixels for shape in _shapes() if shape.vectors == 1)
     for oc in (lanes * 3 // 4, lanes):
         problem = Conv2dProblem(1, groups * 8, 1, tiles * pixels, groups * oc, 1, 1, g=groups)
         runs[oc] = _convolution(problem, NHWC, NHWC, TileShape(1, pixels, 1))
@@ -286,7 +290,7 @@ def _packs(fma: float) -> dict[str, float]:
     the time with two. It is a sum of times for a call, a task, a row of a window and each pixel, none less than a
     multiply-add. A task or a row comes out as so little only if a neighbour disturbed the machine.
     """
-    pixels = next(most for vectors, most in tiles_of_registers(target.isa(), target.isa().fma) if vectors == 2)
+    pixels = next(shape.pixels for shape in _shapes() if shape.vectors == 2)
     shape, dst = TileShape(1, min(pixels, 14), 2), Layout(f"NCHW{_lanes()}")
     sums: list[list[float]] = []
     taken: list[float] = []

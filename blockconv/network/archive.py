@@ -4,7 +4,6 @@ import base64
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
 from types import UnionType
 from typing import Any, BinaryIO, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -25,8 +24,8 @@ from blockconv.network.ops.rule import Tensor, names_of
 from blockconv.network.rest import Rest
 
 FORMAT = 1
-_ATTRIBUTES: dict[str, Any] = {name: each for name, each in vars(ops).items() if isinstance(each, type)}
-_RECORDS: dict[str, Any] = {**_ATTRIBUTES, "Activation": Activation}
+_OPS = {name: each for name, each in vars(ops).items() if isinstance(each, type)}
+_RECORDS: dict[str, Any] = {**_OPS, "Activation": Activation}
 
 
 def write(path: StrPath, network: Network, extra: dict[str, Any]) -> None:
@@ -89,7 +88,7 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
         for name, shape, dtype in described["inputs"]
     )
     nodes = tuple(
-        Node(name, _record(attributes), _typed(Names, taken), output, _typed(Names, parameters))
+        Node(name, _typed(ops.Op, attributes), _typed(Names, taken), output, _typed(Names, parameters))
         for name, attributes, taken, output, parameters in described["nodes"]
     )
     called = names_of(inputs), [n for node in nodes for n in (node.name, node.output)]
@@ -144,11 +143,11 @@ def _plain(value: Any) -> Any:
     return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
 
 
-def _record(value: Any, kinds: Sequence[Any] = ()) -> Any:
-    """The record that `_plain` wrote. kinds: the allowed records; empty: all."""
+def _record(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """The record that `_plain` wrote, of one of these kinds."""
     value = _renamed(value)
     made = _RECORDS[value["is"]]
-    if kinds and made not in kinds:
+    if not issubclass(made, kinds):
         raise TypeError(f"{value['is']} is none of {kinds}")
     types = get_type_hints(made)
     given = {name: _typed(types[name], item) for name, item in value.items() if name != "is"}
@@ -173,7 +172,7 @@ def _typed(wanted: Any, value: Any) -> Any:
     if origin in (Union, UnionType):
         if value is None and type(None) in inner:
             return None
-        some = [kind for kind in inner if kind is not type(None)]
+        some = tuple(kind for kind in inner if kind is not type(None))
         return _record(value, some) if len(some) > 1 else _typed(some[0], value)
     if origin is Literal and isinstance(value, str) and value in inner:
         return value
@@ -186,9 +185,7 @@ def _typed(wanted: Any, value: Any) -> Any:
         return value
     if wanted is bytes and isinstance(value, str):
         return base64.b64decode(value, validate=True)
-    if wanted is ops.Op and isinstance(value, dict):
-        return _record(value, tuple(_ATTRIBUTES.values()))
-    if wanted in (Activation, *_ATTRIBUTES.values()) and isinstance(value, dict):
+    if wanted in _RECORDS.values() and isinstance(value, dict):
         return _record(value, (wanted,))
     if wanted is Quantization and isinstance(value, list):
         scale, zero_point = value

@@ -481,8 +481,8 @@ def elements_of(array: Array, tensor: Tensor, network: str) -> Array:
         rule = f"has to have dtype {type.dtype}" + (f", with integers of {type}" if type.is_packed else "")
         raise NetworkError(network, tensor.name, array, rule)
     made = array.astype(type.dtype, copy=False)
-    if type.is_packed and made.size and not type.bounds[0] <= made.min() <= made.max() <= type.bounds[1]:
-        low, high = type.bounds
+    low, high = type.bounds
+    if type.is_packed and made.size and not low <= made.min() <= made.max() <= high:
         raise NetworkError(
             network, tensor.name, array, f"has to hold integers from {low} to {high}, the range of {type}"
         )

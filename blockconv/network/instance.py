@@ -50,10 +50,9 @@ class End(NamedTuple):
         type, shape = tensor.type, tensor.shape
         if type.is_packed:
             return cls(tensor, tensor.dtype, layout, (type.nbytes(tensor.elements),), np.dtype(np.uint8), None, False)
-        if len(shape) < 2 or layout is row_major(len(shape)):
-            return cls(tensor, tensor.dtype, layout, shape, type.dtype, None, True)
-        stored = tuple(shape[axis] for axis in layout.outer)
-        return cls(tensor, tensor.dtype, layout, stored, type.dtype, layout.logical, False)
+        plain = len(shape) < 2 or layout is row_major(len(shape))
+        stored = shape if plain else tuple(shape[axis] for axis in layout.outer)
+        return cls(tensor, tensor.dtype, layout, stored, type.dtype, None if plain else layout.logical, plain)
 
     def entered(self, x: Any, network: str) -> Array:
         """An input's elements in the layout, packed where the network has them so.

@@ -426,10 +426,13 @@ class Plan:
     @garbage_at_the_end()
     def _resized(self, shapes: Shapes) -> BoundPlan:
         """The plan for sizes that were not planned; see `resized`."""
-        network = self._with_shapes(shapes)
-        planned = resized(network, self.options, self._first.planned)
+        planned = resized(self._with_shapes(shapes), self.options, self._first.planned)
         # Where the choices do not do, as where a size is 0, the size is planned.
-        return self._bound(planned or plan_layouts(network, replace(self.options, chosen=None)))
+        return self._bound(planned) if planned else self._planned_anew(shapes)
+
+    def _planned_anew(self, shapes: Shapes) -> BoundPlan:
+        """The plan for sizes as `compile` makes it."""
+        return self._bound(plan_layouts(self._with_shapes(shapes), replace(self.options, chosen=None)))
 
     def _keep(self, shapes: Shapes, bound: BoundPlan) -> None:
         """Keep a size bound, and give up those that were not called for longest."""
@@ -454,8 +457,7 @@ class Plan:
             shapes = tuple(named.get(tensor.name, tensor.shape) for tensor in self.network.inputs)
             with self._lock:
                 if shapes not in self._planned:
-                    network = self._with_shapes(shapes)
-                    self._planned[shapes] = self._bound(plan_layouts(network, replace(self.options, chosen=None)))
+                    self._planned[shapes] = self._planned_anew(shapes)
                     self._others.pop(shapes, None)
 
     def _with_shapes(self, shapes: Shapes) -> Network:

@@ -49,6 +49,8 @@ class DynamicQuantize(Solved):
 
     op = "dynamic_quantize"
     solves = ElementsProblem
+    takes = ("float32",)
+    dtype = "uint8"
     is_exact = True
     inputs = range(2, 3)
 
@@ -58,11 +60,6 @@ class DynamicQuantize(Solved):
     def infer(self, src: Shape, found: Shape) -> Shape:
         check_same(self.op, "found", found, FOUND)
         return src
-
-    def infer_type(self, src: ElementType, found: ElementType) -> ElementType:
-        for argument, type in (("input", src), ("found", found)):
-            check_type(self, argument, type, "float32")
-        return element("uint8")
 
     def compute(self, src: Array, found: Array) -> Array:
         scale, zero_point = found

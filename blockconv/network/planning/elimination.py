@@ -16,7 +16,6 @@ budget of steps is spent.
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -52,32 +51,6 @@ class Minimum(NamedTuple):
     steps: int
 
 
-@dataclass
-class _Budget:
-    """The steps that a search may take, the steps that it took (`spent`), and the function that is told of them."""
-
-    steps: int
-    report: Callable[[int], None] | None = None
-    spent: int = 0
-
-    @property
-    def ended(self) -> bool:
-        return self.spent >= self.steps
-
-    def spend(self, steps: int) -> None:
-        self.spent += steps
-        if self.report is not None:
-            self.report(self.spent)
-
-
-class _Relaxed(NamedTuple):
-    """An elimination's result: a bound, the values it suggests, and the variable to branch on (None if exact)."""
-
-    bound: float
-    values: dict[int, int]
-    branch: int | None
-
-
 def minimum(
     factors: Sequence[Factor],
     most: float = math.inf,
@@ -91,8 +64,13 @@ def minimum(
     table: elements that a table may have. report(steps): is told how many were spent, as it goes.
     """
     domains = {v: size for f in factors for v, size in zipped(f.scope, f.costs.shape)}
-    budget = _Budget(steps, report)
-    best, unseen = Minimum(None, most, -math.inf, 0), math.inf
+    best, unseen, spent = Minimum(None, most, -math.inf, 0), math.inf, 0
+
+    def spend(count: int) -> None:
+        nonlocal spent
+        spent += count
+        if report is not None:
+            report(spent)
 
     def improves(cost: float) -> bool:
         return cost < best.cost - TOLERANCE * abs(best.cost) if math.isfinite(best.cost) else cost < best.cost
@@ -100,26 +78,26 @@ def minimum(
     def search(known: Mapping[int, int], parts: Sequence[Factor]) -> None:
         """Look through all assignments in which the variables `known` have their values."""
         nonlocal best, unseen
-        found = _relax(parts, {v: size for v, size in domains.items() if v not in known}, table, budget)
-        if not improves(found.bound):
+        left = {v: size for v, size in domains.items() if v not in known}
+        bound, suggested, variable = _relax(parts, left, table, spend)
+        if not improves(bound):
             return
-        values = {**found.values, **known}
+        values = {**suggested, **known}
         if improves(cost := _total(factors, values)):
             best = best._replace(values=values, cost=cost)
-        if found.branch is None or not improves(found.bound):
+        if variable is None or not improves(bound):
             return
-        variable = found.branch
         likely = values[variable]
         for value in sorted(range(domains[variable]), key=lambda value: (value != likely, value)):
-            if budget.ended:
-                unseen = min(unseen, found.bound)
+            if spent >= steps:
+                unseen = min(unseen, bound)
                 return
             search({**known, variable: value}, [_fixed(f, {variable: value}) for f in parts])
 
     # A variable of one value is decided. Tables have no axis for it, so a table of n elements has at most log2(n) axes.
     decided = {v: 0 for v, size in domains.items() if size == 1}
     search(decided, [_fixed(f, decided) for f in factors])
-    return best._replace(bound=min(best.cost, unseen), steps=budget.spent)
+    return best._replace(bound=min(best.cost, unseen), steps=spent)
 
 
 def _total(factors: Sequence[Factor], values: Mapping[int, int]) -> float:
@@ -134,15 +112,18 @@ def _fixed(factor: Factor, values: Mapping[int, int]) -> Factor:
     return Factor(tuple(v for v in factor.scope if v not in values), np.asarray(costs))
 
 
-def _relax(factors: Sequence[Factor], domains: Mapping[int, int], table: int, budget: _Budget) -> _Relaxed:
-    """Eliminate every variable, the one with the smallest table first, splitting tables that would be too large."""
+def _relax(
+    factors: Sequence[Factor], domains: Mapping[int, int], table: int, spend: Callable[[int], None]
+) -> tuple[float, dict[int, int], int | None]:
+    """Eliminate every variable, the one with the smallest table first, splitting tables that would be too large.
+
+    Returns a bound, the values it suggests, and the variable to branch on (None if the bound is exact).
+    """
     holding: dict[int, list[Factor]] = {v: [] for v in domains}
-    constant = 0.0
     for f in factors:
         for v in f.scope:
             holding[v].append(f)
-        if not f.scope:
-            constant += float(f.costs)
+    constant = sum(float(f.costs) for f in factors if not f.scope)
     sizes = {v: _size(held, domains) for v, held in holding.items()}
     order: list[tuple[int, list[Factor]]] = []
     tangled: Counter[int] = Counter()  # how many tables that are too large each variable is in
@@ -154,7 +135,7 @@ def _relax(factors: Sequence[Factor], domains: Mapping[int, int], table: int, bu
         if size > table:
             tangled.update(_scope(held))
         for part in _parts(held, domains, table):
-            made = _eliminated(part, variable, domains[variable], budget)
+            made = _eliminated(part, variable, domains[variable], spend)
             constant += 0.0 if made.scope else float(made.costs)
             for v in made.scope:
                 holding[v].append(made)
@@ -162,7 +143,7 @@ def _relax(factors: Sequence[Factor], domains: Mapping[int, int], table: int, bu
             holding[v] = [f for f in holding[v] if variable not in f.scope]
             sizes[v] = _size(holding[v], domains)
     branch = max(tangled, key=lambda v: (tangled[v], -domains[v], -v), default=None)
-    return _Relaxed(constant, _decided(order, domains), branch)
+    return constant, _decided(order, domains), branch
 
 
 def _scope(factors: Sequence[Factor]) -> set[int]:
@@ -180,20 +161,19 @@ def _parts(factors: Sequence[Factor], domains: Mapping[int, int], table: int) ->
     parts: list[list[Factor]] = []
     for f in sorted(factors, key=lambda f: (-f.costs.size, f.scope)):
         fitting = (part for part in parts if _size([*part, f], domains) <= table)
-        room = next(fitting, None)
-        if room is None:
-            parts.append([f])
-        else:
-            room.append(f)
+        room = next(fitting, [])
+        if not room:
+            parts.append(room)
+        room.append(f)
     return parts
 
 
-def _eliminated(factors: Sequence[Factor], variable: int, values: int, budget: _Budget) -> Factor:
+def _eliminated(factors: Sequence[Factor], variable: int, values: int, spend: Callable[[int], None]) -> Factor:
     """The least, over a variable's values, of a sum of factors."""
     scope = tuple(sorted(_scope(factors) - {variable}))
     aligned = [_aligned(f, (variable, *scope)) for f in factors]
     shape = np.broadcast_shapes(*(a.shape for a in aligned))[1:]
-    budget.spend(OVERHEAD + values * math.prod(shape))
+    spend(OVERHEAD + values * math.prod(shape))
     slab = max(1, SLAB // max(1, math.prod(shape)))
     best = np.full(shape, math.inf)
     for first in range(0, values, slab):

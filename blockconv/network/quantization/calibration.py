@@ -97,22 +97,20 @@ def flowing(network: Network) -> list[str]:
     return [name for name in flows_in_order(network) if network.tensors[name].dtype == np.float32]
 
 
-def with_outputs(network: Network, names: Iterable[str], threads: int | None) -> Plan:
+def with_outputs(network: Network, names: Iterable[str]) -> Plan:
     """A plan that gives these values of a network that is fused, beside its outputs."""
     outputs = dict.fromkeys((*network.outputs, *names))
-    return compile(replace(network, outputs=tuple(outputs), remake=None, rest=None), threads=threads)
+    return compile(replace(network, outputs=tuple(outputs), remake=None, rest=None))
 
 
-def measured(
-    network: Network, samples: Sequence[Mapping[str, Any]], method: str, percentile: float, threads: int | None
-) -> Calibration:
+def measured(network: Network, samples: Sequence[Mapping[str, Any]], method: str, percentile: float) -> Calibration:
     """The ranges of a network's values over samples: all that occurs, or what leaves out the rarest on either side.
 
     Raises ArgumentError, with the sample and the value, where a value is empty or holds a NaN or an infinity.
     """
     fused = fuse(network)
     names = flowing(fused)
-    plan = with_outputs(fused, names, threads)
+    plan = with_outputs(fused, names)
     ranges: dict[str, tuple[float, float]] = {}
     counts = {name: np.zeros(BINS, np.int64) for name in (names if method == "percentile" else ())}
     for k, sample in enumerate(samples):

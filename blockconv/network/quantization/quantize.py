@@ -109,7 +109,7 @@ def quantize(
     targets = WeightTarget(*flags, checked_word(OP, "weights", weights, ("int8", "int4")))
     fed = None if samples is None and calibration is not None else read_samples(network, samples)
     if calibration is None:
-        calibration = measured(network, fed or (), method, percentile, None)
+        calibration = measured(network, fed or (), method, percentile)
     named = _read_names("float32", float32), _read_names("int8", int8)
     how = _Quantizing(calibration, kind, targets, *named)
     fused, values, made = how.steps(network)
@@ -230,7 +230,7 @@ def _ratios(
     samples: Sequence[Mapping[str, Any]],
 ) -> dict[str, float]:
     """Signal to noise of each value of the new network, by its name."""
-    plans = with_outputs(fused, compared.values(), None), with_outputs(made, compared, None)
+    plans = with_outputs(fused, compared.values()), with_outputs(made, compared)
     signal, noise = dict.fromkeys(compared, 0.0), dict.fromkeys(compared, 0.0)
     for sample in samples:
         wanted, found = (plan.by_name(**sample) for plan in plans)
