@@ -165,7 +165,7 @@ FRAMES = {
 _WITHOUT_GRADIENT = frozenset({np.ndarray, BlockedArray})  # asking by type takes a tenth of `with_gradient`'s time
 
 
-def _average(
+def _pooled(
     op: str,
     input: Array,
     parameters: tuple[Any, ...],
@@ -174,14 +174,14 @@ def _average(
     out_layout: Any,
     axes: str | None = None,
 ) -> Array:
-    """The averages of an array, with a gradient if it needs one."""
+    """The pool of an array without indices, with a gradient if it needs one."""
     if axes is not None:
-        return by_axes(op, _average, locals())
+        return by_axes(op, _pooled, locals())
     kind, without = None, dict(zipped(INTEGERS, quantizations))
     if type(input) not in _WITHOUT_GRADIENT:
-        average = with_gradient(op, (input,), out=out, out_layout=out_layout, **without)
-        if average is not None:
-            return average(input, *parameters)
+        differentiable = with_gradient(op, (input,), out=out, out_layout=out_layout, **without)
+        if differentiable is not None:
+            return differentiable(input, *parameters)
     if quantizations != NOT_QUANTIZED:
         for name, given in without.items():
             if given is not None and not isinstance(given, Quantization):
@@ -331,7 +331,7 @@ def avg_pool2d(
     array([0.25, 0.5 , 0.25], dtype=float32)
     """
     parameters = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    return _average("avg_pool2d", input, parameters, (input_quantization, out_quantization), out, out_layout, axes)
+    return _pooled("avg_pool2d", input, parameters, (input_quantization, out_quantization), out, out_layout, axes)
 
 
 def adaptive_avg_pool2d(
@@ -361,7 +361,7 @@ def adaptive_avg_pool2d(
     array([[0.5, 2.5, 4.5]], dtype=float32)
     """
     quantizations = input_quantization, out_quantization
-    return _average("adaptive_avg_pool2d", input, (output_size,), quantizations, out, out_layout, axes)
+    return _pooled("adaptive_avg_pool2d", input, (output_size,), quantizations, out, out_layout, axes)
 
 
 def global_avg_pool2d(
@@ -387,7 +387,7 @@ def global_avg_pool2d(
     >>> bc.global_avg_pool2d(np.array([[[[1, 2, 3]], [[4, 5, 6]]]], np.float32))[0, :, 0, 0]
     array([2., 5.], dtype=float32)
     """
-    return _average("global_avg_pool2d", input, (), (input_quantization, out_quantization), out, out_layout, axes)
+    return _pooled("global_avg_pool2d", input, (), (input_quantization, out_quantization), out, out_layout, axes)
 
 
 def global_max_pool2d(
@@ -407,9 +407,7 @@ def global_max_pool2d(
     >>> bc.global_max_pool2d(np.array([[[[1, 2, 3]], [[4, 5, 6]]]], np.float32))[0, :, 0, 0]
     array([3., 6.], dtype=float32)
     """
-    if axes is not None:
-        return by_axes("global_max_pool2d", global_max_pool2d, locals())
-    return FRAMES["global_max_pool2d"]((input,), (), out=out, out_layout=out_layout)[0]
+    return _pooled("global_max_pool2d", input, (), NOT_QUANTIZED, out, out_layout, axes)
 
 
 # ---------------------------------------------------------------- gradients

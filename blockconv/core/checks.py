@@ -41,7 +41,7 @@ def check_flag(op: str, argument: str, value: object) -> bool:
     return bool(value)
 
 
-def read_sizes(shape: Any) -> tuple[int, ...] | None:
+def read_sizes(shape: Any) -> Shape | None:
     """A shape as a tuple of ints of at least 0; None for anything else."""
     if not isinstance(shape, (tuple, list, np.ndarray)) or getattr(shape, "ndim", 1) != 1:
         return None
@@ -52,7 +52,7 @@ def read_sizes(shape: Any) -> tuple[int, ...] | None:
 
 def read_shape(
     op: str, argument: str, shape: Any, rank: int | None = None, error: type[ArgumentError] = ArgumentError
-) -> tuple[int, ...]:
+) -> Shape:
     """A shape as a tuple of ints. rank: how many these have to be. Raises an error for anything else."""
     sizes = read_sizes(shape)
     if sizes is None or rank not in (None, len(sizes)):

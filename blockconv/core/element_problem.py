@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from blockconv.core.checks import Shape, along, broadcast, check_axis, checked_shape, of_rank, set_field
+from blockconv.core.checks import Axes, Shape, along, broadcast, check_axis, checked_shape, of_rank, set_field
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import OpProblem
 from blockconv.core.python import zipped
@@ -101,7 +101,7 @@ class IndexProblem(OpProblem):
             raise self._error("indices", rule)
 
     @property
-    def components(self) -> tuple[int, ...]:
+    def components(self) -> Axes:
         """The axes that one index names, or one tuple of them."""
         count = self.indices[-1] if self.form == "tuples" else 1
         return tuple(range(self.axis, self.axis + count))

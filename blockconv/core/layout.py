@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from blockconv.core.checks import Shape
+from blockconv.core.checks import Axes, Pair, Shape
 from blockconv.core.errors import LayoutError
 from blockconv.core.layout_names import (
     IMAGE_HEIGHT_AXES,
@@ -83,13 +83,13 @@ class Layout:
     """
 
     tag: str
-    outer: tuple[int, ...]
-    inner: tuple[tuple[int, int], ...]
-    blocks: tuple[int, ...]
-    logical: tuple[int, ...]
+    outer: Axes
+    inner: tuple[Pair, ...]
+    blocks: Shape
+    logical: Axes
     is_native: bool
-    whole: tuple[int, ...]
-    steps: tuple[int, ...]
+    whole: Shape
+    steps: Axes
 
     def __new__(cls, name: str | Layout) -> Layout:
         if isinstance(name, Layout):
@@ -173,7 +173,7 @@ class Layout:
         bounds = tuple(axis.size for axis in axes)
         return _logical(self, axes, _within("backward_index", "storage_index", storage_index, bounds))
 
-    def image_shape(self, shape: Sequence[int]) -> tuple[int, int]:
+    def image_shape(self, shape: Sequence[int]) -> Pair:
         """(height, width) of the storage as MACE's image, in pixels of four elements.
 
         Images are: for (N, C, H, W) NHCW4, "height-major image" and "width-major image"; for weights Acdb4a, and aBcd4b
@@ -225,7 +225,7 @@ def _padded(layout: Layout, shape: Shape) -> Shape:
 
 
 @bounded_cache
-def part_of(layout: Layout, whole: Shape, steps: tuple[int, ...] = ()) -> Layout:
+def part_of(layout: Layout, whole: Shape, steps: Axes = ()) -> Layout:
     """The layout of a part of an array: its elements keep their addresses. (It has no name that is read.)
 
     whole: the array's size along each dimension; 0 where the part has all of it. steps: elements of the array from one
@@ -263,7 +263,7 @@ def _logical(layout: Layout, axes: tuple[Axis, ...], storage_index: Iterable[int
     return tuple(index)
 
 
-def _is_native(outer: tuple[int, ...], inner: tuple[tuple[int, int], ...]) -> bool:
+def _is_native(outer: Axes, inner: tuple[Pair, ...]) -> bool:
     """Whether kernels run in it: see `Layout`."""
     if outer[0] == 0 and inner and inner[0][0] == 0 and inner[0][1] <= LARGEST_BLOCK:
         inner = inner[1:]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from blockconv.core.checks import Names, Pair
+from blockconv.core.checks import Axes, Names, Pair
 from blockconv.core.errors import LayoutError
 from blockconv.core.python import zipped
 
@@ -119,7 +119,7 @@ def refused_name(name: object, rule: str) -> LayoutError:
     return LayoutError("Layout", "name", name, rule, f"give {likely!r}" if likely else _REMEDY)
 
 
-def read_name(name: str) -> tuple[tuple[int, ...], tuple[Pair, ...]]:
+def read_name(name: str) -> tuple[Axes, tuple[Pair, ...]]:
     """Read a name by the four systems' grammars into Layout's `outer` and `inner`."""
     for pattern, why in _REJECTED:
         if found := re.search(pattern, name):

@@ -25,7 +25,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch.quantizing import of_narrow
 from blockconv.dispatch.selection import named
 from blockconv.dispatch.tuning import copy_of, program_runner, runner
-from blockconv.dispatch.turns import UnsteadyError, against, in_turns, positive, rates
+from blockconv.dispatch.turns import UnsteadyError, Work, against, in_turns, positive, rates
 from blockconv.kernels.common.dot import Dot, dot_for, matrix_dot_for, name_of, tiles_of, tiles_of_registers
 from blockconv.kernels.conv.blocking import TileShape
 from blockconv.kernels.conv.matrix_tile import LINE_BYTES, LINES
@@ -133,7 +133,7 @@ def _profile(shapes: list[TileShape]) -> MachineProfile:
 # ---------------------------------------------------------------- tiles
 
 
-def _multiply_adds(shape: TileShape) -> Callable[[], None]:
+def _multiply_adds(shape: TileShape) -> Work:
     """Work that a core's clock alone decides the time of: source, weights and destination fit its first-level cache."""
     problem = Conv2dProblem(1, DEPTHS[1] // 2, 1, TILES * shape.pixels, shape.vectors * _lanes(), 1, 1)
     return _convolution(problem, NHWC, NHWC, shape)
@@ -208,7 +208,7 @@ def _convolution(
     shape: TileShape | None = None,
     row: str = "conv_direct",
     types: Types = _FLOATS,
-) -> Callable[[], None]:
+) -> Work:
     given: dict[str, Any] = {"tile": shape} if shape else {}
     found = named("conv2d", row).prepare(problem, src, dst, types, **given)
     return runner(found, problem, src, dst, ITEMSIZE)
@@ -369,7 +369,7 @@ def _caches() -> dict[str, int]:
     return {"L1": target.first_level_cache(), "L2": target.second_level_cache(), "L3": target.last_level_cache()}
 
 
-def _bandwidths(run: Callable[[int], Callable[[], None]]) -> dict[str, float]:
+def _bandwidths(run: Callable[[int], Work]) -> dict[str, float]:
     """Bytes a second of what moves so many, that stay within three quarters of a cache, and that do not stay in any.
 
     No more from a cache than from the one before it, which it passes: what was measured so differs by noise.
@@ -385,13 +385,13 @@ def _bandwidths(run: Callable[[int], Callable[[], None]]) -> dict[str, float]:
     return dict(zipped(sizes, passed))
 
 
-def _copy(size: int) -> Callable[[], None]:
+def _copy(size: int) -> Work:
     """A copy that reads and writes so many bytes together."""
     elements = size // 2 // ITEMSIZE
     return program_runner(copy_of(elements).launches(), [elements * ITEMSIZE] * 2)
 
 
-def _read(size: int) -> Callable[[], None]:
+def _read(size: int) -> Work:
     """The greatest of each of some planes, of so many bytes together."""
     planes, rows = 16, 64
     columns = size // (planes * rows * ITEMSIZE)

@@ -7,7 +7,7 @@ import math
 import numbers
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median_high
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem, ReorderProblem
 from blockconv.core.types import Types
 from blockconv.dispatch.selection import named
+from blockconv.dispatch.turns import Work
 from blockconv.jit import cache
 from blockconv.kernels import Row
 from blockconv.kernels.common.request import Request
@@ -130,9 +131,7 @@ def seconds_of(launches: Sequence[Launch], nbytes: Sequence[int], threads: int) 
     return median_high(times)
 
 
-def runner(
-    primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsize: int, threads: int = 1
-) -> Callable[[], None]:
+def runner(primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsize: int, threads: int = 1) -> Work:
     """A function that runs a prepared convolution or pool once, on buffers of its own; see `buffer_sizes`."""
     return program_runner(primitive.launches(), buffer_sizes(primitive, problem, src, dst, itemsize), threads)
 
@@ -150,7 +149,7 @@ def buffer_sizes(primitive: Primitive, problem: Any, src: Layout, dst: Layout, i
     return [source, weights, bias, output, output, PARAMETERS]
 
 
-def program_runner(launches: Sequence[Launch], nbytes: Sequence[int], threads: int = 1) -> Callable[[], None]:
+def program_runner(launches: Sequence[Launch], nbytes: Sequence[int], threads: int = 1) -> Work:
     """A function that runs ops once, on buffers of these sizes."""
     buffers = [filled(size) for size in nbytes]
     program, addresses = Program(launches), [address_of(buffer) for buffer in buffers]

@@ -26,7 +26,9 @@ WINDOWS = 20  # in which the clock is timed first
 MOST_SLOWED = 0.2  # by which the clock may be slower than alone: more is a neighbour on the same core
 MOST_SPREAD = 0.05  # from the lower quartile of a time to its median: more is a disturbed machine
 
-Runs = dict[Any, Callable[[], None]]
+Work = Callable[[], None]  # that is timed
+Runs = dict[Any, Work]
+Samples = dict[Any, list[float]]  # seconds of a call of each, round by round
 T = TypeVar("T")
 _clocks: list[Clock] = []
 _CLOCK = "the clock"  # its name among runs
@@ -43,7 +45,7 @@ class Clock:
     works on the same core, runs take up to twice as long, and not all of them equally.
     """
 
-    def __init__(self, run: Callable[[], None]) -> None:
+    def __init__(self, run: Work) -> None:
         self.run = run
         repeats = {_CLOCK: _repeats(run)}
         self.alone = min(self._seconds_after_pause(repeats) for _ in range(WINDOWS))
@@ -52,7 +54,7 @@ class Clock:
         time.sleep(PAUSE)
         return statistics.median(_samples({_CLOCK: self.run}, repeats)[_CLOCK])
 
-    def steadied(self, samples: dict[Any, list[float]]) -> dict[Any, list[float]]:
+    def steadied(self, samples: Samples) -> Samples:
         """Samples scaled to the clock of an undisturbed core, each round by its own sample of the clock in `samples`.
 
         The result is empty if others disturbed the clock.
@@ -66,7 +68,7 @@ class Clock:
 
 
 @contextlib.contextmanager
-def against(run: Callable[[], None]) -> Iterator[None]:
+def against(run: Work) -> Iterator[None]:
     """Inside, compare all timings with this run, whose every call does the same work: see `Clock`."""
     _clocks.append(Clock(run))
     try:
@@ -124,9 +126,9 @@ def _spread(samples: Sequence[float]) -> float:
     return median / lower - 1
 
 
-def _samples(runs: Runs, repeats: dict[Any, int]) -> dict[Any, list[float]]:
+def _samples(runs: Runs, repeats: dict[Any, int]) -> Samples:
     """Seconds of a call of each, round by round."""
-    samples: dict[Any, list[float]] = {name: [] for name in runs}
+    samples: Samples = {name: [] for name in runs}
     for _ in range(ROUNDS):
         for name, run in runs.items():
             start = time.perf_counter()
@@ -144,7 +146,7 @@ def positive(name: str, measured: Callable[[], T], times: Callable[[T], Iterable
     raise UnsteadyError(f"tune: {name} was measured as 0 s in each of {ATTEMPTS} attempts; try again")
 
 
-def _repeats(run: Callable[[], None]) -> int:
+def _repeats(run: Work) -> int:
     """Calls of a sample, found once the processor has worked for a while."""
     run()
     begin, calls = time.perf_counter(), 0

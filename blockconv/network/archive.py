@@ -11,7 +11,7 @@ import numpy as np
 
 from blockconv._version import __version__
 from blockconv.core.activation import Activation
-from blockconv.core.checks import Names, Shape
+from blockconv.core.checks import Axes, Names, Shape
 from blockconv.core.errors import NetworkError, short
 from blockconv.core.files import StrPath, as_path, reading, replacing
 from blockconv.core.python import zipped
@@ -84,8 +84,7 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
     for name in described.get("bfloat16", ()):  # files of before have none
         constants[name] = constants[name].view(numpy_dtype("bfloat16"))
     inputs = tuple(
-        Tensor(name, _typed(tuple[int, ...], shape), element(_typed(str, dtype)))
-        for name, shape, dtype in described["inputs"]
+        Tensor(name, _typed(Axes, shape), element(_typed(str, dtype))) for name, shape, dtype in described["inputs"]
     )
     nodes = tuple(
         Node(name, _typed(ops.Op, attributes), _typed(Names, taken), output, _typed(Names, parameters))

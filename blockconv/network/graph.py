@@ -162,10 +162,9 @@ class Network:
 
     def site(self, node: Node) -> Site:
         """A node with its values, as its op's planning rule sees it."""
-        known, given = self.tensors, node.inputs
-        inputs, parameters = tuple([known[n] for n in given]), tuple([known[n] for n in node.parameters])
-        constant, made = tuple([n in self.constants for n in given]), tuple([n in self.producers for n in given])
-        return Site(node.name, inputs, parameters, known[node.output], constant, made)
+        inputs, parameters = map(tuple, node.among(self.tensors))
+        constant, made = (tuple([name in some for name in node.inputs]) for some in (self.constants, self.producers))
+        return Site(node.name, inputs, parameters, self.tensors[node.output], constant, made)
 
     def receptive_field(self) -> dict[str, ReceptiveField]:
         """For each output, the pixels of the only input that one of its pixels reads.

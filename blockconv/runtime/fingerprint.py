@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from blockconv import jit
+from blockconv.core.checks import Pair
 from blockconv.jit.arguments import Arguments, address, in_bytes, table, word
 from blockconv.jit.ir import load_bits, load_i64, prefetch, store_i64
 from blockconv.runtime.memory import address_of
@@ -102,7 +103,7 @@ class Fingerprint(jit.Addressed):
 
     __slots__ = ("_address", "_block", "_hashes", "_words")
 
-    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, spans: Iterable[Pair]) -> None:
         """spans: the address and the bytes of each."""
         found = [_lines(address, nbytes) for address, nbytes in spans if nbytes]
         sizes = [EACH * span["phases"] for span in found]

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv import jit
+from blockconv.core.checks import Pair
 from blockconv.core.record import frozen
 from blockconv.core.target import is_elsewhere
 from blockconv.jit.arguments import Arguments, address, group, in_bytes, kernel_address, word
@@ -97,7 +98,7 @@ class Launch:
         """The same launch on other buffers: `numbers` maps old buffer numbers to new ones."""
         return self.with_addresses(lambda buffer: Buffer(numbers.get(buffer.index, buffer.index), buffer.offset))
 
-    def with_offsets(self, offsets: Mapping[int, tuple[int, int]]) -> Launch:
+    def with_offsets(self, offsets: Mapping[int, Pair]) -> Launch:
         """The same launch on other parts of its buffers.
 
         offsets: for each buffer that begins later, by how many bytes, and its size, which addresses keep to.

@@ -29,19 +29,17 @@ def scaled(network: Network) -> Network:
 
 def _factor(edit: Edit, name: str) -> tuple[str, Array] | None:
     """(the value that has a found scale as a part, constants) if this value is their product; else None."""
-    through = edit.producer(name, Reshape)
-    if through is not None:
-        inner = _factor(edit, through.src)
-        return inner if inner is not None and inner[1].size == 1 else None
-    part = edit.producer(name, Slice)
-    if part is not None:
-        a = part.attributes
-        is_scale = edit.producer(part.src, FindQuantization) is not None and (a.begin, a.size) == (0, 1)
-        return (part.src, np.ones((), np.float32)) if is_scale else None
-    product = edit.producer(name, Binary)
-    if product is None or product.attributes != Binary("mul"):
+    node = edit.producer(name, Reshape, Slice, Binary)
+    if node is None:
         return None
-    for _, other, constant in edit.constant_operands(product):
+    a = node.attributes
+    if isinstance(a, Reshape):
+        inner = _factor(edit, node.src)
+        return inner if inner is not None and inner[1].size == 1 else None
+    if isinstance(a, Slice):
+        is_scale = edit.producer(node.src, FindQuantization) is not None and (a.begin, a.size) == (0, 1)
+        return (node.src, np.ones((), np.float32)) if is_scale else None
+    for _, other, constant in edit.constant_operands(node) if a == Binary("mul") else ():
         inner = _factor(edit, other)
         if inner is not None:
             return inner[0], inner[1] * constant
@@ -82,23 +80,22 @@ class _Scaled:
 
         constant: one number, or one for each index of an axis.
         """
-        edit = self.edit
-        whole, flat = edit.private(name, Dequantize), edit.private(name, Reshape)
-        sums, joined = edit.private(name, DynamicConv2d), edit.private(name, Conv2d)
-        if whole is not None and whole.attributes == _WHOLE:
-            self.old.append(whole)
-            return self.scale(whole.src, output, constant, axis)
-        if flat is not None:
-            return self._reshaped(flat, output, constant, axis)
+        node = self.edit.private(name, Dequantize, Reshape, DynamicConv2d, Conv2d)
+        if node is None:
+            return False
+        a = node.attributes
+        if a == _WHOLE:
+            self.old.append(node)
+            return self.scale(node.src, output, constant, axis)
+        if isinstance(a, Reshape):
+            return self._reshaped(node, output, constant, axis)
         if axis != 1 and constant.size > 1:
             return False
-        if sums is not None and sums.attributes.dtype == "int32" and sums.inputs[1] == self.found:
+        if isinstance(a, DynamicConv2d) and a.dtype == "int32" and node.inputs[1] == self.found:
             given = Quantization(constant if constant.size > 1 else float(constant[0]))
-            attributes = replace(sums.attributes, dtype="float32", wei=given)
-            return self._put(sums, replace(sums, attributes=attributes, output=output))
-        if joined is not None and len(joined.inputs) == 2 and len(joined.parameters) == 1:
-            return self._joined(joined, output, constant)
-        return False
+            return self._put(node, replace(node, attributes=replace(a, dtype="float32", wei=given), output=output))
+        is_join = isinstance(a, Conv2d) and len(node.inputs) == 2 and len(node.parameters) == 1
+        return is_join and self._joined(node, output, constant)
 
     def _reshaped(self, node: Node, output: str, constant: Array, axis: int) -> bool:
         src, dst = self.edit.shape(node.src), self.edit.shape(node.output)

@@ -161,11 +161,12 @@ def _affine_into_conv(
     if not b.activation.is_identity:
         return False
     scale, shift = edit.factors(node)
-    if len(conv.inputs) > 1 and simplify.even(scale) != 1:  # it would scale the residual
+    is_scaled = simplify.even(scale) != 1
+    if len(conv.inputs) > 1 and is_scaled:  # it would scale the residual
         return False
     weight, *bias = edit.parameters(conv)
     parameters, type = conv.parameters[0], element(weight.dtype)
-    if simplify.even(scale) != 1:
+    if is_scaled:
         # (groups, input channels, output channels, ...) of a transposed convolution, (output channels, ...) of others.
         groups, turned = b.groups, isinstance(b, ConvTranspose2d)
         split = (groups, -1, *weight.shape[1:]) if turned else weight.shape

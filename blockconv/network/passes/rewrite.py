@@ -1,6 +1,7 @@
 """Rewriting a network by rules, until none applies. A rule looks at one node and at the producers of its inputs."""
 
 import builtins
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,8 +38,8 @@ class Edit:
         self.merged = dict(network.merged)
         self.changes = 0
         self._producers: dict[str, Any] = dict(network.producers)
-        # An output is read by the caller too.
-        self._reads = {name: len(nodes) + (name in network.outputs) for name, nodes in network.readers.items()}
+        read = itertools.chain.from_iterable(node.operands for node in network.nodes)
+        self._reads = collections.Counter((*network.outputs, *read))  # an output is read by the caller too
         self._values = dict(network.tensors)
 
     # -- looking
@@ -105,7 +106,7 @@ class Edit:
     def constant(self, name: str, value: Array) -> str:
         """A new constant, under a name like `name`."""
         free = self.value_name(name)
-        self.constants[free], self._reads[free] = value, 0
+        self.constants[free] = value
         self._values[free] = Tensor(free, value.shape, element(value.dtype))
         return free
 
@@ -200,15 +201,12 @@ class Edit:
         return self.network.changed(self.nodes.values(), self.constants, merged=self.merged)
 
     def _forget(self, node: Node) -> None:
-        for name in node.operands:
-            self._reads[name] -= 1
+        self._reads.subtract(node.operands)
         del self._producers[node.output]
 
     def _remember(self, node: Node) -> None:
-        for name in node.operands:
-            self._reads[name] += 1
+        self._reads.update(node.operands)
         self._producers[node.output] = node
-        self._reads.setdefault(node.output, 0)
         if node.output not in self._values:
             self._values[node.output] = inferred(node, *node.among(self._values))
 
@@ -331,11 +329,10 @@ class Refit:
             or not _are_alike(before.nodes, other.nodes)
             or before.outputs != other.outputs
             or before.constants.keys() != constants.keys()
+            or not all(same_array(value, constants[name]) for name, value in before.constants.items())
+            or self._facts != _facts(other)
+            or not _divides_alike(before, other)
         ):
-            return None
-        if not all(same_array(value, constants[name]) for name, value in before.constants.items()):
-            return None
-        if self._facts != _facts(other) or not _divides_alike(before, other):
             return None
         try:
             made = after.of_shapes({tensor.name: tensor.shape for tensor in other.inputs}, self, known=other.tensors)

@@ -26,6 +26,7 @@ METHODS = ("minmax", "percentile")
 DROPPED = 16  # bits of a float32 that do not tell bins of a histogram apart
 BINS = 1 << 32 - DROPPED
 OP = "quantize"
+Range = tuple[float, float]
 
 
 @frozen
@@ -38,7 +39,7 @@ class Calibration:
     Raises ArgumentError for a range that is not finite or whose low end is above its high end.
     """
 
-    ranges: Mapping[str, tuple[float, float]]
+    ranges: Mapping[str, Range]
     method: str = "minmax"
 
     def __post_init__(self) -> None:
@@ -111,7 +112,7 @@ def measured(network: Network, samples: Sequence[Mapping[str, Any]], method: str
     fused = fuse(network)
     names = flowing(fused)
     plan = with_outputs(fused, names)
-    ranges: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, Range] = {}
     counts = {name: np.zeros(BINS, np.int64) for name in (names if method == "percentile" else ())}
     for k, sample in enumerate(samples):
         found = plan.by_name(**sample)
@@ -124,13 +125,13 @@ def measured(network: Network, samples: Sequence[Mapping[str, Any]], method: str
     return Calibration(inner or ranges, method)
 
 
-def widen(ranges: dict[str, tuple[float, float]], name: str, found: tuple[float, float]) -> None:
+def widen(ranges: dict[str, Range], name: str, found: Range) -> None:
     """Let the range of this name hold what was found, too."""
     low, high = ranges.get(name, found)
     ranges[name] = min(low, found[0]), max(high, found[1])
 
 
-def _extent(sample: int, name: str, value: Array) -> tuple[float, float]:
+def _extent(sample: int, name: str, value: Array) -> Range:
     """The least and the largest number of a value. Raises ArgumentError where it has no range."""
     low, high = (float(value.min()), float(value.max())) if value.size else (math.nan, math.nan)
     if math.isfinite(low) and math.isfinite(high):
@@ -158,7 +159,7 @@ def _edge(number: int) -> float:
     return float(magnitude if at >= 0 else -magnitude)
 
 
-def _inner(counts: Array, given: tuple[float, float], percentile: float) -> tuple[float, float]:
+def _inner(counts: Array, given: Range, percentile: float) -> Range:
     """The part of a range that all but the rarest numbers are in; `percentile` of all is at or below its end."""
     share = np.cumsum(counts) / counts.sum()
     first = int(np.searchsorted(share, 1 - percentile / 100, side="right"))

@@ -22,6 +22,7 @@ from blockconv.network.quantization.calibration import (
     METHODS,
     OP,
     Calibration,
+    Range,
     flowing,
     measured,
     read_samples,
@@ -181,7 +182,7 @@ def _integers(
     if missing:
         rule = f"has no range for {', '.join(missing):.200}"
         raise ArgumentError(OP, "calibration", calibration.method, rule, "give a calibration of this network")
-    ranges: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, Range] = {}
     for name, root in shared.items():
         widen(ranges, root, calibration.ranges[name])
     bytes_ = {root for name, root in shared.items() if name in kept}
