@@ -111,13 +111,23 @@ def warn(text: str, stacklevel: int = 2, category: type[Warning] = SlowPathWarni
         warnings.warn(text, category, stacklevel + 1)
 
 
+def said_by(op: str, error: ArgumentError, kind: type[ArgumentError] | None = None) -> ArgumentError:
+    """An error as one of `op`. kind: of the error; default: its own."""
+    return (kind or type(error))(op, error.argument, error.value, error.rule, error.remedy)
+
+
 @contextmanager
-def raised_by(op: str) -> Iterator[None]:
-    """Raise ArgumentErrors of the block as errors of `op`, the operation that the user called."""
+def raised_by(op: str, kind: type[ArgumentError] | None = None) -> Iterator[None]:
+    """Raise ArgumentErrors of the block as errors of `op`, the operation that the user called.
+
+    kind: they become errors of this kind, which they cause; those of this kind name their operation already.
+    """
     try:
         yield
     except ArgumentError as error:
-        raise type(error)(op, error.argument, error.value, error.rule, error.remedy) from None
+        if kind is not None and isinstance(error, kind):
+            raise
+        raise said_by(op, error, kind) from (error if kind else None)
 
 
 def to_install(package: str, name: str = "") -> str:

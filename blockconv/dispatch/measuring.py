@@ -33,7 +33,7 @@ from blockconv.kernels.winograd.costs import multiply_adds, transforms
 from blockconv.kernels.winograd.transforms import FORMS, Form
 from blockconv.machine import identity
 from blockconv.machine.machine import host
-from blockconv.machine.profile import LAST, SCATTERED, SCATTERED_BLOCK, MachineProfile, TileTimes, median_of
+from blockconv.machine.profile import LAST, SCATTERED, SCATTERED_BLOCK, MachineProfile, Rates, TileTimes, median_of
 
 DEPTHS = 32, 128  # channels of the two reductions
 # The same with streamed weights; no powers of two, at which a tile's pixels share sets of the cache.
@@ -102,7 +102,7 @@ def _profile(shapes: list[TileShape]) -> MachineProfile:
     record = {**identity.describe(), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "system": platform.platform()}
     # A source tree that is not installed has no metadata.
     record |= {"blockconv": __version__} | {package: version(package) for package in ("numba", "llvmlite", "numpy")}
-    fma = min(at.step / (at.pixels * at.vectors) for at in times.values())
+    fma = Rates(tuple(times.values())).each
     return MachineProfile(
         name=identity.slug(record["cpu"]),
         cpu=target.target_cpu(),

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from blockconv.core import text
 from blockconv.core.checks import Names, Shape, check_flag, check_shape, read_shape
-from blockconv.core.errors import ArgumentError, NetworkError
+from blockconv.core.errors import ArgumentError, NetworkError, raised_by
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, Array, ElementType, element, ieee
 from blockconv.network.foreign import counted
@@ -547,13 +547,11 @@ def inferred(
     attributes = node.attributes
     if like is None:
         _check_counts(node, title)
-    try:
+    with raised_by(title or str(node), NetworkError):
         given = attributes.operands(inputs, parameters)
         shape = attributes.infer(*[t and t.shape for t in given])
         type = attributes.infer_type(*[t and t.type for t in given]) if like is None else like.type
         check_shape(node.op, "output", shape, type.itemsize)
-    except ArgumentError as error:
-        raise named_error(title or str(node), error) from error
     return Tensor(node.output, shape, type)
 
 
@@ -570,12 +568,8 @@ def _check_counts(node: Node, title: str) -> None:
 @ieee
 def computed(node: Node, inputs: Sequence[Array], parameters: Sequence[Array], title: str = "") -> Array:
     """The value that a node computes from these elements, in plain NumPy. Raises NetworkError, as `inferred` does."""
-    try:
+    with raised_by(title or str(node), NetworkError):
         return node.attributes.evaluate(inputs, parameters)
-    except NetworkError:  # names a node already
-        raise
-    except ArgumentError as error:
-        raise named_error(title or str(node), error) from error
 
 
 def folded(node: Node, constants: Mapping[str, Array], type: ElementType) -> Array | None:
@@ -583,8 +577,3 @@ def folded(node: Node, constants: Mapping[str, Array], type: ElementType) -> Arr
     if not node.attributes.folds or type.is_packed or not constants.keys() >= {*node.operands}:
         return None
     return held(computed(node, *node.among(constants)), type)
-
-
-def named_error(title: str, error: ArgumentError) -> NetworkError:
-    """The error of an op as an error of its node."""
-    return NetworkError(title, error.argument, error.value, error.rule, error.remedy)

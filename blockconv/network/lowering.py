@@ -12,11 +12,10 @@ from blockconv.core.activation import activation
 from blockconv.core.checks import MOST_DIMENSIONS, Pair, Shape, along, of_rank
 from blockconv.core.element_problem import IndexProblem
 from blockconv.core.eltwise_problem import RecurrentKind
-from blockconv.core.errors import NetworkError
+from blockconv.core.errors import NetworkError, said_by
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, NUMBERS, Array, FloatType
 from blockconv.network.emitter import Emitter, Unsupported
-from blockconv.network.graph import named_error
 from blockconv.network.ops import (
     Activate,
     Affine,
@@ -314,7 +313,8 @@ class Translation:
         size = x.shape[axis]
         for k in indices.flat:
             if not -size <= k < size:
-                raise named_error(self.title, IndexProblem(x.shape, indices.shape, "along", axis).outside(int(k), 0))
+                error = IndexProblem(x.shape, indices.shape, "along", axis).outside(int(k), 0)
+                raise said_by(self.title, error, NetworkError)
         if not 0 < indices.size <= MOST_INDICES:
             raise Unsupported(f"{indices.size} indices")
         made = Gather(axis, tuple(int(k) % size for k in indices.flat))

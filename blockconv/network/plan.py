@@ -301,7 +301,7 @@ class Plan:
             inputs = inputs[: len(self._names)] if odd else inputs
             named = {name: x for name, x in named.items() if name not in odd}
         bound, sources, results = self._entered(inputs, named, out)
-        bound.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
+        bound.run([*map(address_of, (*sources, *results))], self.options.threads)
         if out is not None:
             return {}
         found = {end.tensor.name: end.shown(result) for end, result in zipped(bound.outputs, results)}
@@ -508,7 +508,7 @@ class Plan:
         if not 1 <= (whole(runs) or 0) <= 1_000_000:
             raise ArgumentError("Plan.profile", "runs", runs, "has to be an int from 1 to 1,000,000")
         bound, sources, results = self._entered(inputs, named)
-        buffers = [*map(address_of, sources), *map(address_of, results)]
+        buffers = [*map(address_of, (*sources, *results))]
         threads, actions = self.options.threads, bound.schedule.actions
         measured = measured_runs(bound, buffers, threads, runs + 1)
         in_one, *each = (median_high(times[1:]) / 1e9 for times in measured)  # the first of each warms up

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blockconv.core.checks import Shape
-from blockconv.core.errors import NetworkError
+from blockconv.core.errors import ArgumentError, NetworkError, said_by
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.python import zipped
 from blockconv.core.record import frozen
@@ -25,7 +25,7 @@ from blockconv.core.types import Array
 from blockconv.dispatch.selection import reorder_program
 from blockconv.kernels.reorder.nibbles import unpacked_bytes
 from blockconv.network import foreign, ops
-from blockconv.network.graph import Network, Node, named_error
+from blockconv.network.graph import Network, Node
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.rule import View
 from blockconv.network.planning.binding import BoundNode, Workspace, bind_all
@@ -76,10 +76,11 @@ class FailureReport(NamedTuple):
     begin: int
     end: int
 
-    def failure(self, arena: Array) -> NetworkError | None:
+    def failure(self, arena: Array) -> ArgumentError | None:
         """The error that names the node, if its kernels failed."""
         words = arena[self.begin : self.end].view(np.int64).tolist()
-        return named_error(str(self.node), self.node.attributes.failure(self.inputs, words)) if words[0] else None
+        node = self.node
+        return said_by(str(node), node.attributes.failure(self.inputs, words), NetworkError) if words[0] else None
 
 
 @frozen

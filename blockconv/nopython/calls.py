@@ -131,6 +131,11 @@ class Native(_Addresses):
         raise TypeError("blockconv.native: addresses are of this process: make it where it is used")
 
 
+def number_of(*facts: Any) -> int:
+    """A number that tells facts apart."""
+    return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=7).digest(), "little")
+
+
 class Root(Arguments):
     """The block that native code finds by its symbol."""
 
@@ -157,9 +162,7 @@ class KnownCall(Arguments):
 
 
 # Functions that Numba keeps on disk may be of another version of these blocks.
-VERSION = int.from_bytes(
-    hashlib.blake2b(repr([*KnownCall.fields, *Root.fields]).encode(), digest_size=7).digest(), "little"
-)
+VERSION = number_of(*KnownCall.fields, *Root.fields)
 
 
 class Table:

@@ -5,7 +5,6 @@ first call of each kind, and takes the GIL for it. Errors of arguments are those
 the options, such as a filter's weights, is a part of the program: a kind of call has its contents, by their hash.
 """
 
-import hashlib
 import inspect
 from collections import namedtuple
 from collections.abc import Callable
@@ -50,6 +49,7 @@ from blockconv.nopython.calls import (
     KnownCall,
     Native,
     Root,
+    number_of,
     of_computation,
     of_filter,
     standing,
@@ -160,10 +160,6 @@ def _run_known(known, addresses):
     _native(_load(known + KNOWN.launch), _load(known + KNOWN.record))
 
 
-def _digest(*facts: Any) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=7).digest(), "little")
-
-
 def _part(overloaded):
     """A function of compiled code alone, one for each type of its first argument."""
 
@@ -178,7 +174,7 @@ def _part(overloaded):
 def _option(value):
     if not isinstance(value, types.Array):
         return (lambda value: 7) if value in (None, types.none) else lambda value: hash(value)
-    begin = _digest(value.dtype)
+    begin = number_of(value.dtype)
 
     def of_contents(value):
         found = np.ascontiguousarray(value).ravel().view(np.uint8)
@@ -346,7 +342,7 @@ def _caller(op, check, result_of):
         given, has_out = (input, weights, bias, out), isinstance(out, types.Array)
         known_now = [(str(x.dtype), x.ndim) if isinstance(x, types.Array) else None for x in given]
         is_kept = result_of is _result and (op == "conv2d" or not has_out)  # pools keep the layout
-        prepared, digest = _dense if is_kept else np.ascontiguousarray, _digest(op, known_now)
+        prepared, digest = _dense if is_kept else np.ascontiguousarray, number_of(op, known_now)
         dtype = np.dtype(str(out.dtype if has_out else _made(op, input)))
         # Kernels of integers read weights that were packed before.
         seen = _words if isinstance(input.dtype, types.Float) else _contents

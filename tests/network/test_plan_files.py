@@ -216,4 +216,4 @@ OF_BEFORE = [
 
 @pytest.mark.parametrize(("held", "made"), OF_BEFORE, ids=[repr(made) for _, made in OF_BEFORE])
 def test_ops_of_earlier_files_load(held: dict[str, Any], made: ops.Op) -> None:
-    assert archive._record(held) == made
+    assert archive._typed(ops.Op, held) == made

@@ -96,14 +96,14 @@ def _broadcast_once(edit: Edit, node: Node, a: Binary, before: Node, b: Binary, 
         return False
     for _, src, ones in edit.constant_operands(before):
         if even(ones) == 1:
-            return edit.replace((node,), replace(node, inputs=(other, src) if at else (src, other)))
+            return edit.become(node, a, inputs=(other, src) if at else (src, other))
     return False
 
 
 @rule
 def _concat_of_concat(edit: Edit, node: Node, a: Concat, before: Node, b: Concat, at: int) -> bool:
     inputs = (*node.inputs[:at], *before.inputs, *node.inputs[at + 1 :])
-    return a == b and edit.replace((before, node), replace(node, inputs=inputs))
+    return a == b and edit.become(node, a, before, inputs=inputs)
 
 
 @rule
@@ -137,7 +137,7 @@ def _concat_of_longest_prefix(edit: Edit, node: Node, a: Concat) -> bool:
             best = other if other.inputs == node.inputs[:held] else best
     if best is None:
         return False
-    return edit.replace((node,), replace(node, inputs=(best.output, *node.inputs[len(best.inputs) :])))
+    return edit.become(node, a, inputs=(best.output, *node.inputs[len(best.inputs) :]))
 
 
 @rule
@@ -145,12 +145,12 @@ def _mean_is_pool(edit: Edit, node: Node, a: ReduceMean) -> bool:
     """A mean over H and W is a global pool."""
     if len(edit.shape(node.src)) != 4 or a.axes != (2, 3):
         return False
-    pool = replace(node, attributes=Pool2d("avg_exclude_padding"))
+    pool = Pool2d("avg_exclude_padding")
     if a.keepdims:
-        return edit.replace((node,), pool)
+        return edit.become(node, pool)
     value = edit.value_name(f"{node.output}.pooled")
     flat = Node(f"{node.name}.flat", Reshape((0, 0)), (value,), node.output)
-    return edit.replace((node,), replace(pool, output=value), flat)
+    return edit.replace((node,), replace(node, attributes=pool, output=value), flat)
 
 
 @rule

@@ -399,37 +399,29 @@ def measured(network: Network, found: Found, threads: int, costs: Mapping[str, f
     of layouts stays. Times are kept on disk.
     """
     known = tuning.Costs()
+
+    def timed(node: Node, options: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+        kernels = sorted((c for c in options if c.row is not None), key=lambda c: c.cost)
+        held = Parameters(network)
+        times: dict[Candidate, float] = {}
+        for candidate in kernels[:MOST]:
+            name = cost_key(candidate, threads)
+            seconds = costs.get(name, known.get(name))
+            if seconds is None:
+                seconds = tuning.seconds_of(*alone(network, node, candidate, held, threads), threads)
+                known.put(name, seconds)
+            times[candidate] = seconds
+        ratio = median_high([seconds / one.cost for one, seconds in times.items() if one.cost] or [1.0])
+        made = (c if c.row is None else c._replace(cost=times.get(c, c.cost * ratio)) for c in options)
+        return tuple(cheapest(made, every=False))
+
     done: list[tuple[Candidate, ...]] = []
     with Progress("timing kernels", len(found)) as shown:
         for node, options in zipped(network.nodes, found):
             shown.tick(len(done), node.name)
-            done.append(_timed(network, node, options, threads, costs, known))
+            done.append(timed(node, options))
             known.save()
     return tuple(done)
-
-
-def _timed(
-    network: Network,
-    node: Node,
-    options: tuple[Candidate, ...],
-    threads: int,
-    costs: Mapping[str, float],
-    known: tuning.Costs,
-) -> tuple[Candidate, ...]:
-    kernels = sorted((c for c in options if c.row is not None), key=lambda c: c.cost)
-    held = Parameters(network)
-    times: dict[Candidate, float] = {}
-    for candidate in kernels[:MOST]:
-        name = cost_key(candidate, threads)
-        seconds = costs.get(name, known.get(name))
-        if seconds is None:
-            seconds = tuning.seconds_of(*alone(network, node, candidate, held, threads), threads)
-            known.put(name, seconds)
-        times[candidate] = seconds
-    ratios = [seconds / candidate.cost for candidate, seconds in times.items() if candidate.cost]
-    ratio = median_high(ratios or [1.0])
-    timed = (c if c.row is None else c._replace(cost=times.get(c, c.cost * ratio)) for c in options)
-    return tuple(cheapest(timed, every=False))
 
 
 def alone(

@@ -140,8 +140,26 @@ class _Quantizing:
         excluded, eight = _holders(fused, "float32", self.float32), _holders(fused, "int8", self.int8)
         shared = quantizable(fused, excluded, self.dtype)
         read = {name for node in fused.nodes if node.name in eight for name in node.inputs}
-        values = _integers(shared, self.calibration, self.dtype, read)
+        values = self._integers(shared, read)
         return fused, values, fuse(rewritten(fused, values, excluded, self.weights._replace(kept=eight)))
+
+    def _integers(self, shared: Mapping[str, str], kept: Collection[str]) -> dict[str, IntegerTarget]:
+        """The quantization of each value; values that share a scale have the range of all of them.
+
+        kept: values that keep 8 bits. Values that share a scale with one of these keep them too.
+        """
+        known = self.calibration
+        missing = [name for name in shared if name not in known.ranges]
+        if missing:
+            rule = f"has no range for {', '.join(missing):.200}"
+            raise ArgumentError(OP, "calibration", known.method, rule, "give a calibration of this network")
+        ranges: dict[str, Range] = {}
+        for name, root in shared.items():
+            widen(ranges, root, known.ranges[name])
+        wide: Any = element(self.dtype).unpacked.name
+        types = dict.fromkeys(ranges, self.dtype) | {root: wide for name, root in shared.items() if name in kept}
+        made = {root: IntegerTarget(quantization_of(*of, types[root]), types[root]) for root, of in ranges.items()}
+        return {name: made[root] for name, root in shared.items()}
 
 
 def _check_options(network: Any, method: object, percentile: object, calibration: object) -> None:
@@ -169,27 +187,6 @@ def _read_names(argument: str, names: object) -> Names:
 def _holders(fused: Network, argument: str, names: Iterable[str]) -> set[str]:
     """The fused nodes that do the work of the nodes with these names."""
     return {running(fused, argument, name) for name in names}
-
-
-def _integers(
-    shared: Mapping[str, str], calibration: Calibration, dtype: IntegerType, kept: Collection[str]
-) -> dict[str, IntegerTarget]:
-    """The quantization of each value; values that share a scale have the range of all of them.
-
-    kept: values that keep 8 bits. Values that share a scale with one of these keep them too.
-    """
-    missing = [name for name in shared if name not in calibration.ranges]
-    if missing:
-        rule = f"has no range for {', '.join(missing):.200}"
-        raise ArgumentError(OP, "calibration", calibration.method, rule, "give a calibration of this network")
-    ranges: dict[str, Range] = {}
-    for name, root in shared.items():
-        widen(ranges, root, calibration.ranges[name])
-    bytes_ = {root for name, root in shared.items() if name in kept}
-    wide: Any = element(dtype).unpacked.name
-    types = {root: wide if root in bytes_ else dtype for root in ranges}
-    made = {root: IntegerTarget(quantization_of(*found, types[root]), types[root]) for root, found in ranges.items()}
-    return {name: made[root] for name, root in shared.items()}
 
 
 # ---------------------------------------------------------------- the report

@@ -343,29 +343,33 @@ def _reasons(planned: Planned, actions: tuple[Action, ...], chosen: str) -> Iter
     """
     free = chosen == "auto" and planned.solution.exact  # a search that found no end is not begun again for each
     dearest = sorted((a for a in actions if a.kind == "reorder"), key=lambda a: -a.cost)[: PRICED if free else 0]
-    for action in actions:
-        yield ("", None) if action.node else _reason(planned, action, chosen, any(action is d for d in dearest))
-
-
-def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> tuple[str, float | None]:
-    tensor, (_, dst) = action.name, action.writes
-    if action.kind == "copy":
-        return "copied to its place in a concatenation, or in an output", None
     problem, nodes = planned.problem, {node.name: node for node in planned.network.nodes}
-    readers = [
-        f"{step.name} ({nodes[step.name].op})"
-        for step, k in zipped(problem.steps, planned.solution.chosen)
-        if (tensor, dst) in zipped(step.inputs, step.choices[k].srcs)
-    ]
-    who = f"{', '.join(readers)} read{'s' if len(readers) == 1 else ''} {dst}" if readers else f"the output is {dst}"
-    if chosen != "auto":
-        return f"{who}; layouts: {chosen}", None
-    if not priced:
-        return who, None
-    dearer = _without(problem, tensor, dst) - planned.solution.cost
-    if math.isinf(dearer):
-        return f"{who}; every plan needs it", None
-    return f"{who}; the best plan without it costs {more(dearer)}", dearer
+    taken = [*zipped(problem.steps, planned.solution.chosen)]
+
+    def reason(action: Action) -> tuple[str, float | None]:
+        if action.node:
+            return "", None
+        if action.kind == "copy":
+            return "copied to its place in a concatenation, or in an output", None
+        tensor, dst = action.writes
+        readers = [
+            f"{step.name} ({nodes[step.name].op})"
+            for step, k in taken
+            if (tensor, dst) in zipped(step.inputs, step.choices[k].srcs)
+        ]
+        who = (
+            f"{', '.join(readers)} read{'s' if len(readers) == 1 else ''} {dst}" if readers else f"the output is {dst}"
+        )
+        if chosen != "auto":
+            return f"{who}; layouts: {chosen}", None
+        if not any(action is each for each in dearest):
+            return who, None
+        dearer = _without(problem, tensor, dst) - planned.solution.cost
+        if math.isinf(dearer):
+            return f"{who}; every plan needs it", None
+        return f"{who}; the best plan without it costs {more(dearer)}", dearer
+
+    return map(reason, actions)
 
 
 def _without(problem: LayoutProblem, tensor: str, dst: Layout) -> float:

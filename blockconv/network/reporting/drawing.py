@@ -215,8 +215,30 @@ def drawing(found: Sequence[DrawnRow], made: Schedule, why: Sequence[str]) -> st
     lanes = 1 + max((line.lane for line in wires), default=-1)
     pitch = min(PITCH, WIDEST / max(lanes, 1))
     left = 14 + pitch * lanes
+    stem = left + STEM
+
+    def wires_of(k: int) -> str:
+        """The lines in row k, from its top (0) to its end (100%)."""
+        parts = []
+        if k in next_to:
+            parts.append(_segment(stem, 0, stem, BOX[0], arrow=True))
+        if k + 1 in next_to:
+            parts.append(_segment(stem, BOX[1], stem, "100%"))
+        for line in wires:
+            if not line.first <= k <= line.last:
+                continue
+            x = left - 12 - pitch * line.lane
+            ends = [CENTRES["in"]] * (k in line.readers) + [CENTRES["out"]] * (k in line.writers)
+            top, bottom = (0 if k > line.first else min(ends)), ("100%" if k < line.last else max(ends))
+            parts.append(_segment(x, top, x, bottom))
+            for y in ends:
+                parts.append(_segment(x, y, left, y, arrow=y == CENTRES["in"]))
+                if top == 0 and bottom == "100%":
+                    parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="2.5"/>')
+        return f'<svg class="wires" aria-hidden="true" width="{stem + 6:.0f}" height="100%">{"".join(parts)}</svg>'
+
     most = max((t for row in found for t in (row.predicted, row.measured) if t is not None), default=0.0) or 1.0
-    drawn = (_row(row, _wires(k, wires, next_to, left, pitch), why[k], most) for k, row in enumerate(found))
+    drawn = (_row(row, wires_of(k), why[k], most) for k, row in enumerate(found))
     timed = any(row.measured is not None for row in found)
     style = "plan" if timed else "plan untimed"
     return f'<div class="{style}" style="--left:{left:.0f}px">{_head(timed)}{"".join(drawn)}</div>'
@@ -229,28 +251,6 @@ def _head(timed: bool) -> str:
         '<div class="head row"><span>call, and the shape that it writes</span><div class="told"><span>op</span>'
         f'<span class="kernel">kernel</span><span>layouts</span>{figures}</div><span></span></div>'
     )
-
-
-def _wires(k: int, wires: Sequence[Line], next_to: set[int], left: float, pitch: float) -> str:
-    """The lines in row k, from its top (0) to its end (100%)."""
-    parts = []
-    stem = left + STEM
-    if k in next_to:
-        parts.append(_segment(stem, 0, stem, BOX[0], arrow=True))
-    if k + 1 in next_to:
-        parts.append(_segment(stem, BOX[1], stem, "100%"))
-    for line in wires:
-        if not line.first <= k <= line.last:
-            continue
-        x = left - 12 - pitch * line.lane
-        ends = [CENTRES["in"]] * (k in line.readers) + [CENTRES["out"]] * (k in line.writers)
-        top, bottom = (0 if k > line.first else min(ends)), ("100%" if k < line.last else max(ends))
-        parts.append(_segment(x, top, x, bottom))
-        for y in ends:
-            parts.append(_segment(x, y, left, y, arrow=y == CENTRES["in"]))
-            if top == 0 and bottom == "100%":
-                parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="2.5"/>')
-    return f'<svg class="wires" aria-hidden="true" width="{left + STEM + 6:.0f}" height="100%">{"".join(parts)}</svg>'
 
 
 def _segment(x1: float, y1: float | str, x2: float, y2: float | str, arrow: bool = False) -> str:
