@@ -34,7 +34,11 @@ def read_descriptor(op: str, text: str, keys: dict[str, int | None]) -> dict[str
         fields[key.replace("mb", "n")] = value = values.get(key, default)
         if value is None:
             raise ArgumentError(op, "descriptor", text, f"lacks {key}")
-    return fields | _read_axes(op, text, values)
+    h, w = _axis(op, text, values, "h"), _axis(op, text, values, "w")
+    if h is None and w is None:
+        raise ArgumentError(op, "descriptor", text, "lacks ih and kh", "give them, or iw and kw for a 1-D problem")
+    axes = {"h": h or _FLAT, "w": w or h or _FLAT}  # a width that is not mentioned is the height's
+    return fields | {name: value for x, axis in axes.items() for name, value in zipped(axis_fields(x), axis)}
 
 
 def _read_tokens(op: str, text: str, keys: Iterable[str]) -> tuple[dict[str, int], str]:
@@ -59,15 +63,6 @@ def _read_tokens(op: str, text: str, keys: Iterable[str]) -> tuple[dict[str, int
     if len(name) >= 2 and name[0] == name[-1] == '"':
         name = name[1:-1]
     return values, name
-
-
-def _read_axes(op: str, text: str, values: dict[str, int]) -> dict[str, Any]:
-    """The spatial fields of a problem; a width that is not mentioned is the height's."""
-    h, w = _axis(op, text, values, "h"), _axis(op, text, values, "w")
-    if h is None and w is None:
-        raise ArgumentError(op, "descriptor", text, "lacks ih and kh", "give them, or iw and kw for a 1-D problem")
-    axes = {"h": h or _FLAT, "w": w or h or _FLAT}
-    return {name: value for x, axis in axes.items() for name, value in zipped(axis_fields(x), axis)}
 
 
 def _axis(op: str, text: str, values: dict[str, int], x: str) -> _Axis | None:

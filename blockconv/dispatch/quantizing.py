@@ -47,6 +47,15 @@ def check_sums(op: str, weight: Array | BlockedArray, bias: Array | None) -> Non
         raise ArgumentError(op, "bias", bias, rule, f"give biases of at most {2**31 - 1 - largest * products}")
 
 
+def sums_fit(weight: Array, bias: Array | None = None) -> bool:
+    """Whether `check_sums` takes a weight and a bias."""
+    try:
+        check_sums("", weight, bias)
+    except ArgumentError:
+        return False
+    return True
+
+
 def pair_sums(weight: Array) -> Array:
     """The largest sum of two weights of one sign that may be multiplied side by side, for each output channel: (O,).
 

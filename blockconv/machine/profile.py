@@ -336,14 +336,28 @@ def selected() -> Selected:
 
 
 @functools.cache
-def _selected(given: str, *wanted: Any) -> Selected:
+def _selected(
+    given: str, isa: str, vector: int, registers: int, halves: bool, cpu: str, second_level_cache: int
+) -> Selected:
     if given:
         known = find(given)
         if known not in committed():
             return Selected(known, Path(given).absolute(), f"{VARIABLE} names this file")
         return Selected(known, _file(known), f"{VARIABLE} names this profile")
+    # As the machine's own profile has it: so one that Numba holds to a lesser instruction set is told from others.
     here = identity.slug(identity.describe()["cpu"])
-    nearest = min(committed(), key=lambda known: _distance(known, here, *wanted))
+
+    def distance(known: MachineProfile) -> Any:
+        """How far a profile is from this machine: the instruction set counts most, then the processor, then its caches.
+
+        For an instruction set without a profile, such as NEON, the registers count most. They decide which tiles there
+        are and whether multiply-adds are fused. Times are a vector's, whatever its width.
+        """
+        vectors = known.isa != isa, abs(known.registers - registers), abs(known.vector_bytes - vector)
+        processor = known.halves != halves, known.cpu != cpu, known.name != here
+        return (*vectors, *processor, abs(math.log2(known.caches["L2"] / second_level_cache)), known.name)
+
+    nearest = min(committed(), key=distance)
     why = "it was measured on this model of processor"
     if nearest.name != here:
         why = f"it is the nearest to {target.target_cpu()}, for which kernels are compiled"
@@ -369,19 +383,3 @@ def find(name: str, op: str = VARIABLE, argument: str = "profile") -> MachinePro
         names = ", ".join(known.name for known in committed())
         raise ArgumentError(op, argument, name, "is no profile, processor or file", f"profiles are {names}")
     return named[0] if named else read(Path(name))
-
-
-def _distance(
-    known: MachineProfile, name: str, isa: str, vector: int, registers: int, halves: bool, cpu: str, cache: int
-) -> Any:
-    """How far a profile is from a machine: the instruction set counts most, then the processor, then its caches.
-
-    For an instruction set without a profile, such as NEON, the registers count most. They decide which tiles there are
-    and whether multiply-adds are fused. Times are a vector's, whatever its width.
-
-    name: as the machine's own profile has it, by which one that Numba holds to a lesser instruction set is told from
-    others that are.
-    """
-    vectors = known.isa != isa, abs(known.registers - registers), abs(known.vector_bytes - vector)
-    processor = known.halves != halves, known.cpu != cpu, known.name != name
-    return (*vectors, *processor, abs(math.log2(known.caches["L2"] / cache)), known.name)

@@ -418,7 +418,13 @@ def _ordered(net: Network) -> tuple[Node, ...]:
     names: set[str] = set()
     dequantized = {n.output for n in net.nodes if isinstance(n.attributes, Dequantize) and n.src in net.constants}
     for node in net.nodes:
-        _check_node(net, node, made, dequantized)
+        for argument, read in (("inputs", node.inputs), ("parameters", node.parameters)):
+            for name in read:
+                if name not in made:
+                    rule = "is no input and no constant, and no node produces it"
+                    raise NetworkError(str(node), argument, name, rule)
+                if argument == "parameters" and name not in net.constants and name not in dequantized:
+                    raise NetworkError(str(node), argument, name, "has to be a constant, because it is packed once")
         if node.name in names:
             raise NetworkError(str(node), "name", node.name, "is also the name of another node")
         names.add(node.name)
@@ -433,15 +439,6 @@ def _ordered(net: Network) -> tuple[Node, ...]:
         text = " -> ".join(repr(node.name) for node in [*circle, circle[0]])
         raise NetworkError(str(circle[0]), "inputs", circle[0].inputs, f"has a cycle: {text}")
     return tuple(order)
-
-
-def _check_node(net: Network, node: Node, made: Mapping[str, str], dequantized: set[str]) -> None:
-    for argument, names in (("inputs", node.inputs), ("parameters", node.parameters)):
-        for name in names:
-            if name not in made:
-                raise NetworkError(str(node), argument, name, "is no input and no constant, and no node produces it")
-            if argument == "parameters" and name not in net.constants and name not in dequantized:
-                raise NetworkError(str(node), argument, name, "has to be a constant, because it is packed once")
 
 
 def holds(nodes: Iterable[Node], *kinds: type[Op]) -> bool:

@@ -118,7 +118,11 @@ def compile(
     """
     check_network("compile", network)
     if input_shapes is not None:
-        network = _of_shapes(network, input_shapes)
+        try:
+            network = network.with_input_shapes(input_shapes)
+        except ArgumentError as error:
+            rule, remedy = f"the network does not take them: {error}", f"its own are {listed(network.inputs)}"
+            raise NetworkError("compile", "input_shapes", input_shapes, rule, remedy) from error
     accuracy = check_options("compile", "optimal" if callable(planner) else planner, accuracy, precision)
     count = get_num_threads() if threads is None else check_threads("compile", "threads", threads)
     network = stored_as(fuse(network, precision), precision)
@@ -142,15 +146,6 @@ def _warn_of_foreign(plan: Plan) -> None:
         where = f"{foreign.LIBRARIES[used]} runs them, in {count} part{'s' if count > 1 else ''} of the network"
         said = f"blockconv: {plan.network.name}: foreign ops: {foreign.counted((*kinds, *rest))}; {where}"
         warn(said, stacklevel=3)
-
-
-def _of_shapes(network: Network, input_shapes: Any) -> Network:
-    """The network for other shapes of its inputs."""
-    try:
-        return network.with_input_shapes(input_shapes)
-    except ArgumentError as error:
-        rule, remedy = f"the network does not take them: {error}", f"its own are {listed(network.inputs)}"
-        raise NetworkError("compile", "input_shapes", input_shapes, rule, remedy) from error
 
 
 def compile_between(

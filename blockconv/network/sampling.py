@@ -90,7 +90,16 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
     bounds = "clip", 0.0, size - 1.0
 
     def moved(at: Tensor) -> Tensor:
-        at = _reflected(call, at, size, how.corners) if how.outside == "reflection" else at
+        """Points that are read: mirrored at the outermost pixels' centres, or at their outer edges; bounded."""
+        first, span = (0.0, size - 1.0) if how.corners else (-0.5, float(size))
+        if how.outside == "reflection" and not span:
+            at = call.mul(at, 0.0)
+        elif how.outside == "reflection":
+            away = call.apply("abs", call.sub(at, first), helps=True)
+            turns = call.apply("floor", call.div(away, 2 * span), helps=True)
+            rest = call.sub(away, call.mul(turns, 2 * span))
+            back = call.sub(2 * span, rest)
+            at = call.add(call.binary("min", rest, back), first)
         return at if how.outside == "zeros" else call.apply(bounds, at, helps=True)
 
     pixels: list[tuple[Tensor, Tensor | None]]
@@ -125,15 +134,3 @@ def _far(call: Translation, x: Tensor) -> Tensor:
     """The cubic weight of a pixel at a distance 1 + x: A x (x - 1)^2."""
     off = call.sub(x, 1.0)
     return call.mul(call.mul(x, CUBIC), call.mul(off, off))
-
-
-def _reflected(call: Translation, at: Tensor, size: int, corners: bool) -> Tensor:
-    """Coordinates mirrored at the centres of the outermost pixels, or at their outer edges, until they are between."""
-    first, span = (0.0, size - 1.0) if corners else (-0.5, float(size))
-    if span == 0:
-        return call.mul(at, 0.0)
-    away = call.apply("abs", call.sub(at, first), helps=True)
-    turns = call.apply("floor", call.div(away, 2 * span), helps=True)
-    rest = call.sub(away, call.mul(turns, 2 * span))
-    back = call.sub(2 * span, rest)
-    return call.add(call.binary("min", rest, back), first)

@@ -14,11 +14,10 @@ import numpy as np
 
 from blockconv.core.activation import ActivationKind
 from blockconv.core.checks import Names, Shape
-from blockconv.core.errors import ArgumentError
 from blockconv.core.python import zipped
 from blockconv.core.quantization import PLAIN, Quantization, real
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, element
-from blockconv.dispatch.quantizing import check_sums, is_finite, is_light, is_narrow
+from blockconv.dispatch.quantizing import is_finite, is_light, is_narrow, sums_fit
 from blockconv.dispatch.selection import has_kernels
 from blockconv.network.graph import Network, Node, holds
 from blockconv.network.ops import (
@@ -156,9 +155,7 @@ def _conv_of_integers(edit: Edit, node: Node, a: Conv2d) -> bool:
         return False
     (src,), (integers, given) = found.given, weight
     bias = _integer_bias(edit, node, src.scale * given.scale)
-    try:
-        check_sums(a.op, integers, bias)
-    except ArgumentError:
+    if not sums_fit(integers, bias):
         return False
     parameters = [edit.constant(f"{node.name}.weight", integers)]
     if bias is not None:

@@ -326,7 +326,8 @@ class Refit:
         if (
             after.rest is not None
             or other.rest is not None
-            or not _are_alike(before.nodes, other.nodes)
+            or len(before.nodes) != len(other.nodes)
+            or not all(map(_are_alike, before.nodes, other.nodes))
             or before.outputs != other.outputs
             or before.constants.keys() != constants.keys()
             or not all(same_array(value, constants[name]) for name, value in before.constants.items())
@@ -347,16 +348,10 @@ def refitted(before: Network, after: Network, make: Callable[[Network], Network]
     return after.remade_by(Refit(before, after, make))
 
 
-def _are_alike(some: tuple[Node, ...], others: tuple[Node, ...]) -> bool:
-    """Whether nodes are the same, except for the sizes of reshapes."""
-    if some is others:
-        return True
-
-    def are_alike(a: Node, b: Node) -> bool:
-        reshapes = isinstance(a.attributes, Reshape) and isinstance(b.attributes, Reshape)
-        return a is b or a == (replace(b, attributes=a.attributes) if reshapes else b)
-
-    return len(some) == len(others) and all(map(are_alike, some, others))
+def _are_alike(a: Node, b: Node) -> bool:
+    """Whether two nodes are the same, except for the sizes of reshapes."""
+    reshapes = isinstance(a.attributes, Reshape) and isinstance(b.attributes, Reshape)
+    return a is b or a == (replace(b, attributes=a.attributes) if reshapes else b)
 
 
 def _facts(network: Network) -> list[object]:

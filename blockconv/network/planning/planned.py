@@ -238,10 +238,29 @@ def prepared(network: Network, options: Options, every: bool) -> tuple[Network, 
     if isinstance(options.layouts, tuple):  # which may have no blocks of channels, as packed values need
         network = widened(network, options.layouts)
     accuracy = selection.accuracy_of("compile", options.accuracy)
-    machine = host()
-    reorder = _reorder_costs(network, options.costs, machine)
-    price = functools.partial(_priced, options.costs, _weight_rate(network, machine))
-    layouts, predicts = _universe(network, options, machine, every), not options.costs
+    # The functions hold no network, whose weights a plan may give up.
+    machine, costs, tensors = host(), options.costs, network.tensors
+    weight_rate = _weight_rate(network, machine)
+
+    @functools.cache
+    def reorder(name: str, src: Layout, dst: Layout) -> float:
+        """The kernel's prediction on one thread; 0 where the bytes are the same; a user's own by `reorder_key`."""
+        shape, type = tensors[name].shape, tensors[name].type
+        if src != dst and same_bytes(shape, src, dst):
+            return 0.0
+        given = costs.get(reorder_key(shape, src, dst)) if costs else None
+        itemsize = 0 if type.is_packed else type.itemsize
+        return BETWEEN_OPS + reorder_seconds(machine, shape, src, dst, itemsize) if given is None else given
+
+    def price(one: Candidate) -> float:
+        """A user's cost; else the row's, but at least the time to load its weights.
+
+        The cost is for one thread, so that the choice, and every bit, does not depend on the number of threads.
+        """
+        given = costs.get(cost_key(one, 1)) if costs else None
+        return max(one.cost, one.wei_bytes / weight_rate) if given is None else given
+
+    layouts, predicts = _universe(network, options, machine, every), not costs
     return network, Pricing(layouts, price, reorder, machine, accuracy, every or options.measure, predicts=predicts)
 
 
@@ -268,7 +287,10 @@ def plan_layouts(network: Network, options: Options) -> Planned:
         )
     if options.measure or options.is_own:
         return _searched(network, options)
-    name = _kept_name(network, options)
+    machine, asked = host(), replace(options, threads=1)
+    caches = machine.second_level_cache, machine.last_level_cache
+    values = network.nodes, network.tensors, network.inputs, network.outputs, tuple(network.constants)
+    name = remembered.kept_name(machine.isa, machine.profile, caches, asked, values)
     known = _recalled(network, options, *remembered.choice(name))
     if known is None:
         planned = _searched(network, options)
@@ -293,14 +315,6 @@ def with_all_candidates(network: Network, options: Options, planned: Planned) ->
     if -1 in numbers:  # a file may name layouts that its options do not
         return planned
     return Planned(problem, found, evaluate(problem, numbers, planned.solution.bound))
-
-
-def _kept_name(network: Network, options: Options) -> str:
-    """The name of a network's kept choice, by all that it depends on."""
-    machine, asked = host(), replace(options, threads=1)
-    caches = machine.second_level_cache, machine.last_level_cache
-    values = network.nodes, network.tensors, network.inputs, network.outputs, tuple(network.constants)
-    return remembered.kept_name(machine.isa, machine.profile, caches, asked, values)
 
 
 def choices(planned: Planned) -> dict[str, list[Any]]:
@@ -348,34 +362,6 @@ def _weight_rate(network: Network, machine: Machine) -> float:
     known = machine.profile
     nbytes = sum(array.nbytes for array in network.constants.values())
     return known.reads["memory"] / 2 if nbytes > known.caches["L3"] else math.inf
-
-
-def _priced(costs: Mapping[str, float], weight_rate: float, one: Candidate) -> float:
-    """A user's cost; else the row's, but at least the time to load its weights.
-
-    The cost is for one thread, so that the choice, and every bit, does not depend on the number of threads.
-    """
-    if costs:
-        known = costs.get(cost_key(one, 1))
-        if known is not None:
-            return known
-    return max(one.cost, one.wei_bytes / weight_rate)
-
-
-def _reorder_costs(network: Network, costs: Mapping[str, float], machine: Machine) -> Reorder:
-    """The kernel's prediction on one thread; 0 where the bytes are the same; a user's own by `reorder_key`."""
-    tensors = network.tensors  # not the network, whose weights a plan may give up
-
-    @functools.cache
-    def seconds(name: str, src: Layout, dst: Layout) -> float:
-        shape, type = tensors[name].shape, tensors[name].type
-        if src != dst and same_bytes(shape, src, dst):
-            return 0.0
-        given = costs.get(reorder_key(shape, src, dst)) if costs else None
-        itemsize = 0 if type.is_packed else type.itemsize
-        return BETWEEN_OPS + reorder_seconds(machine, shape, src, dst, itemsize) if given is None else given
-
-    return seconds
 
 
 def cost_key(candidate: Candidate, threads: int) -> str:

@@ -6,7 +6,7 @@ Layouts and kernels are the anchor's, node by node; no layouts are searched. Ker
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from blockconv.core.python import bounded_cache, zipped
 from blockconv.core.types import Types
@@ -30,30 +30,30 @@ def resized(network: Network, options: Options, anchor: Planned) -> Planned | No
         return None  # layouts are of a number of dimensions
     network, pricing = prepared(network, options, every=False)
     chosen = {node.name: (node, one) for node, one in zipped(anchor.network.nodes, anchor.chosen)}
+
+    def candidate(node: Node) -> Candidate | None:
+        """The anchor's view or kernel for its layouts; another kernel for these if it does not take the problem."""
+        before, like = chosen.get(node.name, (None, None))
+        if before is None or like is None or (before.op, len(before.inputs)) != (node.op, len(node.inputs)):
+            return None
+        ranks = [len(network.shape(name)) for name in (*node.inputs, node.output)]
+        if before is not node and ranks != [layout.ndim for layout in (*like.srcs, like.dst)]:
+            return None  # another value has this name, because rules look at sizes
+        site = network.site(node)
+        if like.row is None:
+            for view in views(network, node, site, (like.dst,)):
+                if (view.srcs, view.dst) == (like.srcs, like.dst):
+                    return view
+        return next(_by_kernels(node, site, pricing, like), None)
+
     found = []
     for node in network.nodes:
-        one = _candidate(network, node, pricing, chosen)
+        one = candidate(node)
         if one is None:
             return None
         found.append((one,))
     solution = Solution((0,) * len(found), math.nan, -math.inf, ())
     return Planned(LayoutProblem((), *ends(network, options), pricing.reorder, network), tuple(found), solution)
-
-
-def _candidate(network: Network, node: Node, pricing: Pricing, chosen: Mapping[str, Chosen]) -> Candidate | None:
-    """The anchor's view or kernel for its layouts; another kernel for these if it does not take the problem."""
-    before, like = chosen.get(node.name, (None, None))
-    if before is None or like is None or (before.op, len(before.inputs)) != (node.op, len(node.inputs)):
-        return None
-    ranks = [len(network.shape(name)) for name in (*node.inputs, node.output)]
-    if before is not node and ranks != [layout.ndim for layout in (*like.srcs, like.dst)]:
-        return None  # another value has this name, because rules look at sizes
-    site = network.site(node)
-    if like.row is None:
-        for view in views(network, node, site, (like.dst,)):
-            if (view.srcs, view.dst) == (like.srcs, like.dst):
-                return view
-    return next(_by_kernels(node, site, pricing, like), None)
 
 
 def _by_kernels(node: Node, site: Site, pricing: Pricing, like: Candidate) -> Iterator[Candidate]:

@@ -204,7 +204,19 @@ def _report(
     given = {node.output: named[node.name] for node in made.nodes if node.name in named}
     floats = set(flowing(made))
     compared = {value: name for value, name in given.items() if value in floats or name in values}
-    ratios = {} if samples is None else _ratios(fused, made, values, compared, samples)
+    ratios: dict[str, float] = {}
+    if samples is not None:
+        plans = with_outputs(fused, compared.values()), with_outputs(made, compared)
+        signal, noise = dict.fromkeys(compared, 0.0), dict.fromkeys(compared, 0.0)
+        for sample in samples:
+            wanted, found = (plan.by_name(**sample) for plan in plans)
+            for value, name in compared.items():
+                exact, computed = wanted[name].astype(np.float64), found[value]
+                if computed.dtype != np.float32:
+                    computed = real(computed, values[name].quantization)
+                signal[value] += float(np.square(exact).sum())
+                noise[value] += float(np.square(exact - computed).sum())
+        ratios = {value: decibels(signal[value], noise[value]) for value in compared}
     layers = [
         LayerReport(node.name, node.op, _runs_as(made, node), ratios.get(node.output))
         for node in made.nodes
@@ -218,24 +230,3 @@ def _runs_as(made: Network, node: Node) -> str:
     if isinstance(node.attributes, QuantizedConv2d) and node.attributes.dtype == "float32":
         return str(made.tensors[node.src].dtype)
     return str(made.tensors[node.output].dtype)
-
-
-def _ratios(
-    fused: Network,
-    made: Network,
-    values: Mapping[str, IntegerTarget],
-    compared: Mapping[str, str],
-    samples: Sequence[Mapping[str, Any]],
-) -> dict[str, float]:
-    """Signal to noise of each value of the new network, by its name."""
-    plans = with_outputs(fused, compared.values()), with_outputs(made, compared)
-    signal, noise = dict.fromkeys(compared, 0.0), dict.fromkeys(compared, 0.0)
-    for sample in samples:
-        wanted, found = (plan.by_name(**sample) for plan in plans)
-        for value, name in compared.items():
-            exact, given = wanted[name].astype(np.float64), found[value]
-            if given.dtype != np.float32:
-                given = real(given, values[name].quantization)
-            signal[value] += float(np.square(exact).sum())
-            noise[value] += float(np.square(exact - given).sum())
-    return {value: decibels(signal[value], noise[value]) for value in compared}

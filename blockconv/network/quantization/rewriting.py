@@ -6,10 +6,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Array, IntegerType, element
-from blockconv.dispatch.quantizing import LARGEST, check_sums, pair_sums
+from blockconv.dispatch.quantizing import LARGEST, pair_sums, sums_fit
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, Dequantize, Quantize
 from blockconv.network.ops.rule import names_of
@@ -52,7 +51,7 @@ def quantizable(network: Network, excluded: Collection[str], dtype: IntegerType)
         if node.name in excluded or any(network.tensors[name].dtype != np.float32 for name in (*flows, node.output)):
             continue
         if isinstance(node.attributes, Conv2d):
-            if takes_integers(network, node):
+            if sums_fit(network.constants[node.parameters[0]]):
                 wanted.add(node.src)
                 wanted |= set(flows[1:]) if node.output in wanted else set()
         elif node.output in wanted and flows == list(node.inputs):
@@ -61,15 +60,6 @@ def quantizable(network: Network, excluded: Collection[str], dtype: IntegerType)
             for name in flows if effect == "moves" else ():
                 join(moved, name, node.output)
     return {name: root(moved, name) for name in flows_in_order(network) if name in wanted}
-
-
-def takes_integers(network: Network, node: Node) -> bool:
-    """Whether the sums of a convolution are sure to be an int32."""
-    try:
-        check_sums(node.op, network.constants[node.parameters[0]], None)
-    except ArgumentError:
-        return False
-    return True
 
 
 def flows_in_order(network: Network) -> list[str]:

@@ -213,8 +213,7 @@ def collected(
         "outputs": list(network.outputs),
         "values": _values(network),
         "nodes": [
-            _node(network, node, found, k)
-            for node, found, k in zipped(network.nodes, planned.candidates, solution.chosen)
+            _node(node, found, k) for node, found, k in zipped(network.nodes, planned.candidates, solution.chosen)
         ],
         "reorders": _reorders(planned.problem),
         "calls": _calls(planned, schedule.actions, options, profile),
@@ -253,7 +252,7 @@ def _values(network: Network) -> list[ValueData]:
     ]
 
 
-def _node(network: Network, node: Node, found: tuple[Candidate, ...], chosen: int) -> NodeData:
+def _node(node: Node, found: tuple[Candidate, ...], chosen: int) -> NodeData:
     return {
         "name": node.name,
         "op": node.op,
@@ -357,9 +356,8 @@ def _reasons(planned: Planned, actions: tuple[Action, ...], chosen: str) -> Iter
             for step, k in taken
             if (tensor, dst) in zipped(step.inputs, step.choices[k].srcs)
         ]
-        who = (
-            f"{', '.join(readers)} read{'s' if len(readers) == 1 else ''} {dst}" if readers else f"the output is {dst}"
-        )
+        verb = "reads" if len(readers) == 1 else "read"
+        who = f"{', '.join(readers)} {verb} {dst}" if readers else f"the output is {dst}"
         if chosen != "auto":
             return f"{who}; layouts: {chosen}", None
         if not any(action is each for each in dearest):
