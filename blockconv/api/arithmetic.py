@@ -102,7 +102,10 @@ class Arithmetic:
         self.away = _ROUNDING[checked_word(op, "rounding", options.rounding, _ROUNDING)]
         self.out_dtype = self._out_dtype()
         if self.is_float:
-            self._check_that_nothing_is_quantized()
+            default = NOTHING_QUANTIZED._asdict()
+            for name, value in options._asdict().items():
+                if value is not default[name] and name not in ("rounding", "out_dtype"):
+                    raise self._not_for_floats(name, value)
             self._activation = activation_block(activation)[1]
         else:
             self._check_quantizations(weight)
@@ -140,12 +143,6 @@ class Arithmetic:
     def _not_for_floats(self, name: str, value: object) -> ArgumentError:
         rule = f"is for integers, and the weight is {self.wei}"
         return ArgumentError(self.op, name, value, rule, "give an int8 weight, or leave it out")
-
-    def _check_that_nothing_is_quantized(self) -> None:
-        default = NOTHING_QUANTIZED._asdict()
-        for name, value in self.options._asdict().items():
-            if value is not default[name] and name not in ("rounding", "out_dtype"):
-                raise self._not_for_floats(name, value)
 
     def _check_quantizations(self, weight: Weight) -> None:
         options, op, out = self.options, self.op, self.out_dtype

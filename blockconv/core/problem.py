@@ -343,7 +343,8 @@ class Pool2dProblem(_Pooled):
     name: Label = field(default="", compare=False)
     oh: int = field(init=False)
     ow: int = field(init=False)
-    # The effect of ph_r, pw_r and ceil_mode besides the output size: see `_counted_ends`.
+    # The effect of ph_r, pw_r and ceil_mode besides the output size: end padding inside the windows, where it counts in
+    # a window's number of elements. Windows that ceil_mode lets hang over the padded input are clipped to it there.
     _ends: Pair | None = field(init=False, repr=False)
 
     def check(self) -> None:
@@ -354,16 +355,9 @@ class Pool2dProblem(_Pooled):
             if self.divisor == 0:
                 raise self._error("divisor", "must not be zero")
         set_outputs(self, 1, self.ceil_mode)
-        set_field(self, "_ends", self._counted_ends())
-
-    def _counted_ends(self) -> Pair | None:
-        """End padding inside the windows, where it counts: in a window's number of elements.
-
-        Windows that ceil_mode lets hang over the padded input are clipped to it there.
-        """
-        if self.kind != "avg_include_padding" or self.divisor is not None:
-            return None
-        return min(self.ph_r, reached_end(self, "h")), min(self.pw_r, reached_end(self, "w"))
+        is_counted = self.kind == "avg_include_padding" and self.divisor is None
+        ends = min(self.ph_r, reached_end(self, "h")), min(self.pw_r, reached_end(self, "w"))
+        set_field(self, "_ends", ends if is_counted else None)
 
     def descriptor(self) -> str:
         """The shortest benchdnn string of these windows.

@@ -147,7 +147,12 @@ def pads(op: str, padding: Any, kernel: tuple[Any, ...], stride: Pair, dilation:
     total = [d * (k - 1) for d, k in zipped(dilation, kernel)]
     same = (total[0] // 2, total[0] - total[0] // 2), (total[1] // 2, total[1] - total[1] // 2)
     if padding != "same":
-        raise ArgumentError(op, "padding", padding, f"has to be {kinds}", _padded_before(padding, total, same))
+        remedy = f"give padding={same} and padding_mode={padding!r}"
+        if padding == "full":
+            remedy = f"give padding={tuple(total)}"
+        elif PADDINGS.get(padding, "constant") == "constant":
+            remedy = f"for zeros, and an output of the input's size, give padding={same}"
+        raise ArgumentError(op, "padding", padding, f"has to be {kinds}", remedy)
     if stride != (1, 1):
         raise ArgumentError(op, "padding", padding, "'same' needs a stride of 1", f"give numbers, such as {same}")
     return same
@@ -162,15 +167,6 @@ _NAMES = {
     "wrap": "wrap circular grid-wrap",
 }
 PADDINGS = {name: mode for mode, names in _NAMES.items() for name in names.split()}
-
-
-def _padded_before(padding: str, total: list[int], same: tuple[object, ...]) -> str:
-    """The remedy for a padding that others have a name for. total: what "full" adds on each side."""
-    if padding == "full":
-        return f"give padding={tuple(total)}"
-    if PADDINGS.get(padding, "constant") == "constant":
-        return f"for zeros, and an output of the input's size, give padding={same}"
-    return f"give padding={same} and padding_mode={padding!r}"
 
 
 def sides(op: str, padding: Any, kinds: str) -> Pads:

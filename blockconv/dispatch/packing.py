@@ -174,22 +174,18 @@ def pack_weights(
         how.program.run((address_of(weight), address_of(packed), address_of(between)))
         return packed
     to = packed if transform is None else aligned_empty(form.packed_bytes(problem, weight.itemsize))
-    stored = _in_order_of(form.layout, weight.reshape(problem.grouped_wei_shape))
-    np.copyto(to.view(weight.dtype).reshape(stored.shape), stored)
-    if transform is not None:
-        Program((transform.launch(problem),)).run((address_of(to), address_of(packed)))
-    return packed
-
-
-def _in_order_of(layout: Layout, array: Array) -> Array:
-    """A view of an array that has the shape of a layout's storage; of a copy if the storage has padding."""
-    axes, padded = layout.axes(array.shape), layout.padded_shape(array.shape)
+    array: Array = weight.reshape(problem.grouped_wei_shape)
+    axes, padded = form.layout.axes(array.shape), form.layout.padded_shape(array.shape)
     if padded != array.shape:
         whole = np.zeros(padded, array.dtype)
         whole[tuple(map(slice, array.shape))] = array
         array = whole
     order = sorted(range(len(axes)), key=lambda k: (axes[k].dim, -axes[k].step))
-    return array.reshape([axes[k].size for k in order]).transpose(np.argsort(order))
+    stored = array.reshape([axes[k].size for k in order]).transpose(np.argsort(order))
+    np.copyto(to.view(weight.dtype).reshape(stored.shape), stored)
+    if transform is not None:
+        Program((transform.launch(problem),)).run((address_of(to), address_of(packed)))
+    return packed
 
 
 # Fresh pages cost more than packing into them. A thread keeps at most so many bytes.

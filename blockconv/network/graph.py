@@ -514,21 +514,15 @@ def _inferred(
     for node in net.nodes:
         inputs, parameters = node.among(tensors)
         if known and isinstance(node.attributes, Reshape) and node.output in known:
-            node = _reshaping(node, inputs[0].shape, known[node.output].shape)
-        tensors[node.output] = inferred(
-            node, inputs, parameters, like=None if like is None else like.tensors[node.output]
-        )
+            wanted = known[node.output].shape
+            try:
+                is_same = node.attributes.infer(inputs[0].shape) == wanted
+            except ArgumentError:
+                is_same = False
+            node = node if is_same else replace(node, attributes=Reshape(wanted))
+        tensors[node.output] = inferred(node, inputs, parameters, like=like.tensors[node.output] if like else None)
         nodes.append(node)
     return nodes, tensors
-
-
-def _reshaping(node: Node, src: Shape, dst: Shape) -> Node:
-    """A reshape that gives `dst`: `node` itself, if it does."""
-    try:
-        gives = node.attributes.infer(src)
-    except ArgumentError:
-        gives = None
-    return node if gives == dst else replace(node, attributes=Reshape(dst))
 
 
 def inferred(

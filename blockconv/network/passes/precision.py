@@ -13,7 +13,7 @@ import numpy as np
 from blockconv.core.checks import Names
 from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
-from blockconv.core.types import Array, FloatType, element, ieee, numpy_dtype
+from blockconv.core.types import FloatType, element, ieee, numpy_dtype
 from blockconv.network.graph import Network, Node, holds, taken_names
 from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Weighted
 from blockconv.network.ops.rule import names_of
@@ -85,20 +85,15 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
     read = {name for node in nodes for name in node.operands}
     halves = [name for name in network.constants if narrow.get(name) in read]
     stored_halves = {narrow[name]: network.constants[name].astype(numpy_dtype(dtype)) for name in halves}
-    for name in halves:
-        _check_factor(network, name, stored_halves[narrow[name]])
+    for name in halves:  # a factor or a divisor that is infinite only as stored is an error
+        value = network.constants[name]
+        beyond = np.isfinite(value) & ~np.isfinite(stored_halves[narrow[name]])
+        for node in network.readers[name] if beyond.any() else ():
+            if isinstance(node.attributes, Weighted) or getattr(node.attributes, "kind", "") in ("mul", "div"):
+                rule = f"has no finite number for {value[beyond].flat[0]:.4g}, by which {node} multiplies or divides"
+                remedy = "compile it with precision='bfloat16' or 'float32'"
+                raise NetworkError(network.name, "precision", dtype, rule, remedy)
     return network.changed(nodes, {**network.constants, **stored_halves})
-
-
-def _check_factor(network: Network, name: str, stored: Array) -> None:
-    """Raise NetworkError if a constant that values are multiplied with or divided by is infinite only as stored."""
-    value = network.constants[name]
-    beyond = np.isfinite(value) & ~np.isfinite(stored)
-    for node in network.readers[name] if beyond.any() else ():
-        if isinstance(node.attributes, Weighted) or getattr(node.attributes, "kind", "") in ("mul", "div"):
-            rule = f"has no finite number for {value[beyond].flat[0]:.4g}, by which {node} multiplies or divides"
-            remedy = "compile it with precision='bfloat16' or 'float32'"
-            raise NetworkError(network.name, "precision", stored.dtype.name, rule, remedy)
 
 
 @rule

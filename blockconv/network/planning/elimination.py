@@ -13,6 +13,7 @@ Between the two the search branches on the values of a variable that was split, 
 budget of steps is spent.
 """
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -143,7 +144,11 @@ def _relax(
             holding[v] = [f for f in holding[v] if variable not in f.scope]
             sizes[v] = _size(holding[v], domains)
     branch = max(tangled, key=lambda v: (tangled[v], -domains[v], -v), default=None)
-    return constant, _decided(order, domains), branch
+    values: dict[int, int] = {}  # the best by the factors that a variable was eliminated with, the last one first
+    for variable, held in reversed(order):
+        costs = (f.costs[tuple(slice(None) if v == variable else values[v] for v in f.scope)] for f in held)
+        values[variable] = int(sum(costs, np.zeros(domains[variable])).argmin())
+    return constant, values, branch
 
 
 def _scope(factors: Sequence[Factor]) -> set[int]:
@@ -177,9 +182,7 @@ def _eliminated(factors: Sequence[Factor], variable: int, values: int, spend: Ca
     slab = max(1, SLAB // max(1, math.prod(shape)))
     best = np.full(shape, math.inf)
     for first in range(0, values, slab):
-        total = aligned[0][first : first + slab]
-        for other in aligned[1:]:
-            total = total + other[first : first + slab]
+        total = functools.reduce(np.add, (costs[first : first + slab] for costs in aligned))
         np.minimum(best, total.min(axis=0), out=best)
     return Factor(scope, best)
 
@@ -189,14 +192,3 @@ def _aligned(factor: Factor, scope: tuple[int, ...]) -> Costs:
     ordered = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
     sizes = dict(zipped(factor.scope, factor.costs.shape))
     return factor.costs.transpose(ordered).reshape([sizes.get(v, 1) for v in scope])
-
-
-def _decided(order: Sequence[tuple[int, Sequence[Factor]]], domains: Mapping[int, int]) -> dict[int, int]:
-    """The value of each variable that is best by the factors it was eliminated with, last eliminated first."""
-    values: dict[int, int] = {}
-    for variable, held in reversed(order):
-        total = np.zeros(domains[variable])
-        for f in held:
-            total = total + f.costs[tuple(slice(None) if v == variable else values[v] for v in f.scope)]
-        values[variable] = int(total.argmin())
-    return values

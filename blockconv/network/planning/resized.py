@@ -6,7 +6,6 @@ Layouts and kernels are the anchor's, node by node; no layouts are searched. Ker
 
 import functools
 import math
-from collections.abc import Iterator
 
 from blockconv.core.python import bounded_cache, zipped
 from blockconv.core.types import Types
@@ -14,7 +13,6 @@ from blockconv.dispatch import selection
 from blockconv.kernels import Row
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops.rule import Site
 from blockconv.network.planning.candidates import Candidate, Pricing, element_types, predicted, views
 from blockconv.network.planning.planned import Options, Planned, ends, prepared
 from blockconv.network.planning.planner import LayoutProblem, Solution
@@ -44,7 +42,18 @@ def resized(network: Network, options: Options, anchor: Planned) -> Planned | No
             for view in views(network, node, site, (like.dst,)):
                 if (view.srcs, view.dst) == (like.srcs, like.dst):
                     return view
-        return next(_by_kernels(node, site, pricing, like), None)
+        a, src, dst = node.attributes, like.srcs[node.attributes.leading(site)], like.dst
+        srcs, types = a.src_layouts(site, src, dst), element_types(node, site, pricing.machine)
+        if srcs is None:
+            return None
+        known = like.request and like.request.problem
+        for op, problem, (told, *_), (stored, *_) in a.requests(site, (src,), (dst,)):
+            same = known if type(known) is type(problem) else problem
+            request = Request(problem, told, stored, types, 1, pricing.machine, same)
+            if costs := _costs(op, request, like.row, pricing):
+                row = min(costs, key=lambda row: costs[row] * (1.0 if row is like.row else FASTER))
+                return Candidate(row, request, srcs, dst, costs[row])
+        return None
 
     found = []
     for node in network.nodes:
@@ -54,22 +63,6 @@ def resized(network: Network, options: Options, anchor: Planned) -> Planned | No
         found.append((one,))
     solution = Solution((0,) * len(found), math.nan, -math.inf, ())
     return Planned(LayoutProblem((), *ends(network, options), pricing.reorder, network), tuple(found), solution)
-
-
-def _by_kernels(node: Node, site: Site, pricing: Pricing, like: Candidate) -> Iterator[Candidate]:
-    a = node.attributes
-    src, dst = like.srcs[a.leading(site)], like.dst
-    srcs, types = a.src_layouts(site, src, dst), element_types(node, site, pricing.machine)
-    if srcs is None:
-        return
-    for op, problem, (told, *_), (stored, *_) in a.requests(site, (src,), (dst,)):
-        before = like.request and like.request.problem
-        anchor = before if type(before) is type(problem) else problem
-        request = Request(problem, told, stored, types, 1, pricing.machine, anchor)
-        costs = _costs(op, request, like.row, pricing)
-        if costs:
-            row = min(costs, key=lambda row: costs[row] * (1.0 if row is like.row else FASTER))
-            yield Candidate(row, request, srcs, dst, costs[row])
 
 
 def _costs(op: str, request: Request, like: Row | None, pricing: Pricing) -> dict[Row, float]:

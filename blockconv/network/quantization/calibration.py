@@ -121,8 +121,14 @@ def measured(network: Network, samples: Sequence[Mapping[str, Any]], method: str
             widen(ranges, name, _extent(k, name, value))
             if name in counts:
                 counts[name] += np.bincount(_bins(value), minlength=BINS)
-    inner = {name: _inner(count, ranges[name], percentile) for name, count in counts.items()}
-    return Calibration(inner or ranges, method)
+    for name, count in counts.items():  # all but the rarest numbers; `percentile` of all are at or below the end
+        share = np.cumsum(count) / count.sum()
+        first = int(np.searchsorted(share, 1 - percentile / 100, side="right"))
+        last = int(np.searchsorted(share, percentile / 100))
+        # A bin's outer edge is its neighbour's inner one.
+        low, high = _edge(first - (first < BINS // 2)), _edge(last + (last >= BINS // 2))
+        ranges[name] = max(ranges[name][0], low), min(ranges[name][1], high)
+    return Calibration(ranges, method)
 
 
 def widen(ranges: dict[str, Range], name: str, found: Range) -> None:
@@ -157,13 +163,3 @@ def _edge(number: int) -> float:
     at = number - BINS // 2
     magnitude = np.int32((at if at >= 0 else -1 - at) << DROPPED).view(np.float32)
     return float(magnitude if at >= 0 else -magnitude)
-
-
-def _inner(counts: Array, given: Range, percentile: float) -> Range:
-    """The part of a range that all but the rarest numbers are in; `percentile` of all is at or below its end."""
-    share = np.cumsum(counts) / counts.sum()
-    first = int(np.searchsorted(share, 1 - percentile / 100, side="right"))
-    last = int(np.searchsorted(share, percentile / 100))
-    low = _edge(first) if first >= BINS // 2 else _edge(first - 1)  # a bin's outer edge is its neighbour's inner one
-    high = _edge(last + 1) if last >= BINS // 2 else _edge(last)
-    return max(given[0], low), min(given[1], high)

@@ -213,7 +213,17 @@ def collected(
         "outputs": list(network.outputs),
         "values": _values(network),
         "nodes": [
-            _node(node, found, k) for node, found, k in zipped(network.nodes, planned.candidates, solution.chosen)
+            {
+                "name": node.name,
+                "op": node.op,
+                "inputs": list(node.inputs),
+                "parameters": list(node.parameters),
+                "output": node.output,
+                "candidates": [*map(_candidate, found)],
+                "chosen": k,
+                "rejected": _rejected(node, found[k]),
+            }
+            for node, found, k in zipped(network.nodes, planned.candidates, solution.chosen)
         ],
         "reorders": _reorders(planned.problem),
         "calls": _calls(planned, schedule.actions, options, profile),
@@ -238,9 +248,9 @@ def _finite(seconds: float) -> float | None:
 
 
 def _machine() -> MachineData:
-    here, known = identity.describe(), selected()
-    of_profile = {"profile": known.profile.name, "because": known.why}
-    return {"cpu": here["cpu"], "isa": here["isa"], "target": target.target_cpu(), **of_profile}  # type: ignore[typeddict-item]
+    known = selected()
+    of_profile = {"target": target.target_cpu(), "profile": known.profile.name, "because": known.why}
+    return {**identity.describe(), **of_profile}  # type: ignore[typeddict-item]
 
 
 def _values(network: Network) -> list[ValueData]:
@@ -252,25 +262,9 @@ def _values(network: Network) -> list[ValueData]:
     ]
 
 
-def _node(node: Node, found: tuple[Candidate, ...], chosen: int) -> NodeData:
-    return {
-        "name": node.name,
-        "op": node.op,
-        "inputs": list(node.inputs),
-        "parameters": list(node.parameters),
-        "output": node.output,
-        "candidates": [
-            {
-                "kernel": None if c.row is None else c.row.name,
-                "srcs": list(map(str, c.srcs)),
-                "dst": str(c.dst),
-                "seconds": float(c.cost),
-            }
-            for c in found
-        ],
-        "chosen": chosen,
-        "rejected": _rejected(node, found[chosen]),
-    }
+def _candidate(one: Candidate) -> CandidateData:
+    kernel, srcs, dst = one.choice
+    return {"kernel": kernel, "srcs": [*map(str, srcs)], "dst": str(dst), "seconds": float(one.cost)}
 
 
 def _rejected(node: Node, taken: Candidate) -> list[RejectedData]:
