@@ -193,12 +193,13 @@ class Arithmetic:
         return Types.quantized(src, dst)
 
     def _float_types(self, src: Any) -> Types:
-        is_half = str(src) in FLOATS and element(src).is_half
+        is_known = str(src) in FLOATS
+        is_half = is_known and element(src).is_half
         if src != self.wei and not (is_half and self.wei == _FLOAT32):
             rule, remedy = f"has to have the weight's dtype, {self.wei}", ""
-            if str(src) in FLOATS or as_float(self.given, src):
+            if is_known or as_float(self.given, src):
                 remedy = f"give {self.given}.astype({str(self.wei)!r})"
-                remedy += f", or the weight as {src}" * (str(src) in FLOATS)
+                remedy += f", or the weight as {src}" * is_known
             raise DtypeError(self.op, self.given, str(src), rule, remedy)
         dst = self.dst(src)
         if dst != src and not (is_half and dst == _FLOAT32):

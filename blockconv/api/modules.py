@@ -90,7 +90,7 @@ class Conv2d(CheckedConvolution):
         oc, per_group, kh, kw = self.weight.shape
         said = [f"{per_group * self.groups}, {oc}, kernel_size={(int(kh), int(kw))}, stride={self.stride}"]
         # The other arguments, in the constructor's order, if they differ from their defaults.
-        for default, text in (
+        arguments = (
             (not any(map(any, self._pads)), f"padding={self.padding!r}"),
             (self._mode == "constant", f"padding_mode={self._mode!r}"),
             (self.dilation == (1, 1), f"dilation={self.dilation}"),
@@ -100,9 +100,8 @@ class Conv2d(CheckedConvolution):
             (self.layout is None, f"layout={self.layout}"),
             (self.out_layout is None, f"out_layout={self.out_layout}"),
             (self.algorithm == "auto", f"algorithm={self.algorithm}"),
-        ):
-            if not default:
-                said.append(text)
+        )
+        said += [text for default, text in arguments if not default]
         return f"Conv2d({', '.join(said)}, dtype={self.weight.dtype})"
 
     def __call__(

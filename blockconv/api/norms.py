@@ -516,8 +516,9 @@ def _rows(op: str, argument: str, given: Any, normalized_shape: Any) -> _Seen:
     if not sizes or x.shape[-len(sizes) :] != sizes:
         rule = f"has to be the last axes of {argument}, whose shape is {x.shape}"
         raise ArgumentError(op, "normalized_shape", normalized_shape, rule)
-    if x.ndim == 4 and len(sizes) == 1 and not x.flags.c_contiguous and x.transpose(0, 3, 1, 2).flags.c_contiguous:
-        x = to_layout(BlockedArray(x.transpose(0, 3, 1, 2), NCHW, x.transpose(0, 3, 1, 2).shape), NHWC).storage
+    if x.ndim == 4 and len(sizes) == 1 and not x.flags.c_contiguous:
+        images = x.transpose(0, 3, 1, 2)
+        x = to_layout(BlockedArray(images, NCHW, images.shape), NHWC).storage if images.flags.c_contiguous else x
     before = x.shape[: -len(sizes)]
     rows = np.ascontiguousarray(x).reshape(math.prod(before), math.prod(sizes), 1, 1)
     return _Seen(rows, 1, False, sizes, (*before, *(1 for _ in sizes)))

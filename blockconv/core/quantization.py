@@ -14,6 +14,8 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.record import frozen
 from blockconv.core.types import Array, ArrayDtype, ElementType, Types, element
 
+_ONE = np.float32(1)
+
 
 class Quantization:
     """The scale and the zero point of integers: ``real = scale * (integer - zero_point)``.
@@ -103,7 +105,7 @@ def _checked_scale(op: str, scale: Any) -> npt.NDArray[np.float32]:
         raise ArgumentError(op, "scale", scale, "has to be a number, or an array of shape (O,)")
     with np.errstate(all="ignore"):
         made = given.astype(np.float32)
-        sound = np.isfinite(made) & (made > 0) & np.isfinite(np.float32(1) / made)
+        sound = np.isfinite(made) & (made > 0) & np.isfinite(_ONE / made)
     if not sound.all():
         wrong = scale if made.ndim == 0 else given[~sound][0].item()
         raise ArgumentError(op, "scale", wrong, "has to be positive and finite, as float32 too")
@@ -194,7 +196,7 @@ class Requantization:
         if self.affine is None:
             return ()
         scale, shift = self.affine
-        shift = shift * (np.float32(1) / self.given.dst.scale if self.scales.folded else np.float32(1))
+        shift = shift * (_ONE / self.given.dst.scale if self.scales.folded else _ONE)
         return (shift,) if self.given.sum is None else (shift, scale * self.scales.rounded)
 
     @property
@@ -209,21 +211,21 @@ class Requantization:
 
     @functools.cached_property
     def scales(self) -> Scales:
-        given, one = self.given, np.float32(1)
-        sums, rounded, residual = given.src.scale * given.wei.scale, one, given.residual.scale
+        given = self.given
+        sums, rounded, residual = given.src.scale * given.wei.scale, _ONE, given.residual.scale
         if self.affine is not None and given.sum is None:
             sums = sums * self.affine[0]
         if self.types.dst.itemsize > 1:
-            return Scales(sums, rounded, residual, one, False)
-        inverse = one / given.dst.scale
+            return Scales(sums, rounded, residual, _ONE, False)
+        inverse = _ONE / given.dst.scale
         if given.sum is not None:
-            sums, rounded = sums * (one / given.sum.scale), given.sum.scale
+            sums, rounded = sums * (_ONE / given.sum.scale), given.sum.scale
         folded = self.activation.kind != ActivationKind.OTHER and self._is_small
         if folded and given.sum is None:
             sums = sums * inverse
         elif folded:
             rounded = rounded * inverse
-        return Scales(sums, rounded, residual * inverse if folded else residual, one if folded else inverse, folded)
+        return Scales(sums, rounded, residual * inverse if folded else residual, _ONE if folded else inverse, folded)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -232,7 +234,7 @@ class Requantization:
         low, high = (bound - dst.zero_point for bound in (self.types.dst if is_byte else element("int8")).bounds)
         if is_byte and act.kind == ActivationKind.CLIP:  # see `Epilogue.kind`
             with np.errstate(over="ignore"):
-                first, second = np.array([act.first, act.second], np.float32) * (np.float32(1) / dst.scale)
+                first, second = np.array([act.first, act.second], np.float32) * (_ONE / dst.scale)
             low, high = max(low, min(first, high)), min(high, max(second, low))
         return low, high
 

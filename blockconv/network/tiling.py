@@ -95,15 +95,16 @@ def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUA
     if len(network.inputs) != 1 or network.inputs[0].rank != 4:
         said = f"a tiled network has one input (N, C, H, W), not {listed(network.inputs)}"
         raise UnsupportedError(f"{network.name}: {said}")
-    if len(shape) != 4 or shape[1] != network.inputs[0].shape[1]:
-        rule = f"has to be (N, {network.inputs[0].shape[1]}, H, W)"
-        remedy = axes_remedy(shape, network.inputs[0].shape, "dask.array.from_array(image)")
+    (given,) = network.inputs
+    if len(shape) != 4 or shape[1] != given.shape[1]:
+        rule = f"has to be (N, {given.shape[1]}, H, W)"
+        remedy = axes_remedy(shape, given.shape, "dask.array.from_array(image)")
         raise ArgumentError("tiled", "shape", tuple(shape), rule, remedy)
     check_shape("tiled", "shape", shape)
     if network.rest is not None:
         kinds = ", ".join(network.rest.kinds)
         raise UnsupportedError(f"{network.name}: shapes after {kinds} depend on the image's values")
-    known = reaches(network, network.inputs[0].name)
+    known = reaches(network, given.name)
     missing = [output for output in network.outputs if sorted(known.get(output, ())) != list(PIXELS)]
     if missing:
         raise UnsupportedError(f"{network.name}: outputs {missing} have no pixels along the axes {PIXELS}")

@@ -13,6 +13,9 @@ from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reads, Site, same_pixel
 __all__ = ["BatchNorm", "BatchNormBackward", "GroupNorm", "GroupNormBackward", "GroupNormTraining"]
 
 
+_BUT_CHANNELS = 0, 2, 3  # axes of images
+
+
 class GroupNorm(Scaled):
     """(src - mean) / sqrt(variance + epsilon) * scale[c] + bias[c], over each image's `groups` groups of channels.
 
@@ -84,7 +87,7 @@ class BatchNorm(_ByChannel):
 
     def compute(self, src: Array, scale: Array, bias: Array, *rest: Array | None) -> Any:
         others = [one for one in rest if one is not None]
-        mean, variance = src.mean(axis=(0, 2, 3)), src.var(axis=(0, 2, 3))
+        mean, variance = src.mean(axis=_BUT_CHANNELS), src.var(axis=_BUT_CHANNELS)
         inverse = 1 / np.sqrt(variance + self.epsilon)
         y = (src - _per_channel(mean)) * _per_channel(inverse * scale) + _per_channel(bias)
         y = np.clip(y + others[-1] if self.residual else y, self.low, self.high)
@@ -116,7 +119,7 @@ class BatchNormBackward(_ByChannel):
     def compute(self, src: Array, grad: Array, *given: Array) -> Any:
         scale, bias, mean, inverse = map(_per_channel, given)
         normal = (src - mean) * inverse
-        y, axes = normal * scale + bias, (0, 2, 3)
+        y, axes = normal * scale + bias, _BUT_CHANNELS
         grad = np.where((y > self.low) & (y < self.high), grad, 0)
         total, products = grad.sum(axis=axes), (grad * normal).sum(axis=axes)
         count = src.size // src.shape[1]
@@ -163,5 +166,5 @@ class GroupNormBackward(_ByChannel):
         normal = (src.reshape(split) - mean[..., None]) * inverse[..., None]
         given = (grad * _per_channel(scale)).reshape(split)
         apart = given - given.mean(axis=2, keepdims=True) - normal * (given * normal).mean(axis=2, keepdims=True)
-        products = (grad * normal.reshape(src.shape)).sum(axis=(0, 2, 3))
-        return (apart * inverse[..., None]).reshape(src.shape), products, grad.sum(axis=(0, 2, 3))
+        products = (grad * normal.reshape(src.shape)).sum(axis=_BUT_CHANNELS)
+        return (apart * inverse[..., None]).reshape(src.shape), products, grad.sum(axis=_BUT_CHANNELS)

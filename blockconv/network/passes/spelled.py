@@ -19,14 +19,15 @@ from blockconv.network.passes.simplify import even, joined_factors, stored
 
 Coefficients = npt.NDArray[np.float64]
 _ROOT = math.sqrt(2 / math.pi)
-_HALF, _ONE = np.array([0, 0.5]), (np.zeros(1), np.ones(1))
+_ZERO, _HALF, _X = np.zeros(1), np.array([0, 0.5]), np.array([0, 1.0])
+_ONE = _ZERO, np.ones(1)
 _Unit = tuple[str, tuple[float, float], float]
 # By gate: three polynomials of x (the gate's input, the addend, the gate's factor), and the activation that they make.
 _SPELLED = {
     "erf": (np.array([0, math.sqrt(0.5)]), _HALF, _HALF, activation("gelu")),
     "tanh": (np.array([0, _ROOT, 0, _ROOT * 0.044715]), _HALF, _HALF, activation("gelu_tanh", alone=True)),
-    "sigmoid": (np.array([0, 1.0]), np.zeros(1), np.array([0, 1.0]), activation("silu")),
-    "clip": (np.array([0.5, 1 / 6]), np.zeros(1), np.array([0, 1.0]), activation("hardswish")),
+    "sigmoid": (_X, _ZERO, _X, activation("silu")),
+    "clip": (np.array([0.5, 1 / 6]), _ZERO, _X, activation("hardswish")),
 }
 _MOST_NODES, _MOST_POWERS = 12, 4
 
@@ -109,13 +110,13 @@ def _gates_above(edit: Edit, node: Node) -> tuple[list[tuple[Node, _Unit]], list
 def _expression(edit: Edit, name: str, x: str, gate: Node | None, left: int = _MOST_NODES) -> _Expression | None:
     """A value as an expression of x and the gate; None if it has another form."""
     if name == x:
-        return _Expression(np.array([0.0, 1.0]), np.zeros(1), {})
+        return _Expression(_X, _ZERO, {})
     if gate is not None and name == gate.output:
-        return _Expression(np.zeros(1), np.ones(1), {})
+        return _Expression(_ZERO, np.ones(1), {})
     constant = edit.constants.get(name)
     if constant is not None:
         value = even(constant)
-        return None if value is None else _Expression(np.array([value]), np.zeros(1), {})
+        return None if value is None else _Expression(np.array([value]), _ZERO, {})
     node = edit.producer(name, Affine, Binary)
     if node is None or left == 0 or not (a := node.attributes).activation.is_identity:
         return None

@@ -120,6 +120,21 @@ def _relax(
 
     Returns a bound, the values it suggests, and the variable to branch on (None if the bound is exact).
     """
+
+    def eliminated(factors: Sequence[Factor], variable: int) -> Factor:
+        """The least, over a variable's values, of a sum of factors."""
+        scope = tuple(sorted(_scope(factors) - {variable}))
+        aligned = [_aligned(f, (variable, *scope)) for f in factors]
+        shape = np.broadcast_shapes(*(a.shape for a in aligned))[1:]
+        values = domains[variable]
+        spend(OVERHEAD + values * math.prod(shape))
+        slab = max(1, SLAB // max(1, math.prod(shape)))
+        best = np.full(shape, math.inf)
+        for first in range(0, values, slab):
+            total = functools.reduce(np.add, (costs[first : first + slab] for costs in aligned))
+            np.minimum(best, total.min(axis=0), out=best)
+        return Factor(scope, best)
+
     holding: dict[int, list[Factor]] = {v: [] for v in domains}
     for f in factors:
         for v in f.scope:
@@ -136,7 +151,7 @@ def _relax(
         if size > table:
             tangled.update(_scope(held))
         for part in _parts(held, domains, table):
-            made = _eliminated(part, variable, domains[variable], spend)
+            made = eliminated(part, variable)
             constant += 0.0 if made.scope else float(made.costs)
             for v in made.scope:
                 holding[v].append(made)
@@ -171,20 +186,6 @@ def _parts(factors: Sequence[Factor], domains: Mapping[int, int], table: int) ->
             parts.append(room)
         room.append(f)
     return parts
-
-
-def _eliminated(factors: Sequence[Factor], variable: int, values: int, spend: Callable[[int], None]) -> Factor:
-    """The least, over a variable's values, of a sum of factors."""
-    scope = tuple(sorted(_scope(factors) - {variable}))
-    aligned = [_aligned(f, (variable, *scope)) for f in factors]
-    shape = np.broadcast_shapes(*(a.shape for a in aligned))[1:]
-    spend(OVERHEAD + values * math.prod(shape))
-    slab = max(1, SLAB // max(1, math.prod(shape)))
-    best = np.full(shape, math.inf)
-    for first in range(0, values, slab):
-        total = functools.reduce(np.add, (costs[first : first + slab] for costs in aligned))
-        np.minimum(best, total.min(axis=0), out=best)
-    return Factor(scope, best)
 
 
 def _aligned(factor: Factor, scope: tuple[int, ...]) -> Costs:

@@ -60,9 +60,8 @@ def cost_table(given: Network, options: Options, planned: Planned) -> dict[str, 
     every = planned.candidates if options.measure else formulated(given, options, every=True)[1]
     found = {cost_key(c, planned.threads): c.cost for ways in every for c in ways if c.row is not None}
     chosen = (choice.dst for step in planned.problem.steps for choice in step.choices)
-    for name, src, dst in _reorders(network, options, chosen):
-        found[reorder_key(network.shape(name), src, dst)] = reorder(name, src, dst)
-    return found
+    moved = _reorders(network, options, chosen)
+    return found | {reorder_key(network.shape(one[0]), *one[1:]): reorder(*one) for one in moved}
 
 
 def _reorders(network: Network, options: Options, layouts: Iterable[Layout]) -> Iterable[tuple[str, Layout, Layout]]:
