@@ -89,7 +89,7 @@ class Arithmetic:
         bias: Array | None,
         activation: Activation,
         options: QuantizedOptions,
-        given: str = "input",
+        given: str,
     ) -> None:
         self.op, self.options, self.activation, self.given = op, options, activation, given
         self.wei = weight.dtype

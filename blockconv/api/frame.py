@@ -308,10 +308,7 @@ class Frame:
         """The arrays in the layouts in which the kernel reads them."""
         read: dict[str, BlockedArray] = {}
         for (name, x), to in zipped(call.arrays.items(), layouts):
-            if x.layout is to:
-                read[name] = x
-            else:
-                read[name] = to_layout(x, to) if read else reordered(self.op, x, to)
+            read[name] = x if x.layout is to else to_layout(x, to) if read else reordered(self.op, x, to)
         return [*map(read.get, self._names)]
 
     def _layout_of(self, first: Any, out: Any, wanted: Layout | None) -> Layout | None:

@@ -485,10 +485,9 @@ def _images(op: str, argument: str, given: Any) -> Any:
 
 def _results(given: tuple[Any, ...], first: Any, others: Iterable[Any], out: Any) -> _Results:
     """The results as the caller gets them. The first has the kind and the shape of the input, the first of `given`."""
-    if out is None and isinstance(given[0], BlockedArray):
-        out = first
-    elif out is None:
-        out = like(given[0], first.reshape(np.shape(given[0])))
+    x = given[0]
+    if out is None:
+        out = first if isinstance(x, BlockedArray) else like(x, first.reshape(np.shape(x)))
     a, b = (like_any(given, each) for each in others)
     return out, a, b
 

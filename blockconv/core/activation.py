@@ -96,6 +96,9 @@ def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d", alone: bo
 # ---------------------------------------------------------------- code over vectors: `v` is the generator of kernels
 
 
+_ROOT = math.sqrt(0.5)
+
+
 def _tanh(v: Any, x: Any) -> Any:
     """float32 as Cephes has it: x + x^3 p(x^2) near 0, where 2 sigmoid(2x) - 1 would lose what is small."""
     if v.itemsize == 8:
@@ -233,8 +236,8 @@ ACTIVATIONS = {
     ),
     "gelu": Definition(
         "x * (1 + erf(x / sqrt(2))) / 2",
-        lambda x: x * 0.5 * (1 + _erf(x * math.sqrt(0.5))),
-        lambda v, x: x * 0.5 * (1.0 + v.erf(x * math.sqrt(0.5))),
+        lambda x: x * 0.5 * (1 + _erf(x * _ROOT)),
+        lambda v, x: x * 0.5 * (1.0 + v.erf(x * _ROOT)),
     ),
     "hardsigmoid": Definition(
         "min(max(alpha * x + beta, 0), 1)",
@@ -305,7 +308,7 @@ def _silu_slope(v: Any, g: Any, x: Any) -> Any:
 
 
 def _gelu_slope(v: Any, g: Any, x: Any) -> Any:
-    share = (v.erf(x * math.sqrt(0.5)) + 1.0) * 0.5
+    share = (v.erf(x * _ROOT) + 1.0) * 0.5
     density = v.exp_to_zero(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
     return g * (share + x * density)
 
@@ -335,7 +338,7 @@ GRADIENTS = {
     ),
     "gelu": Definition(
         "g * (p(x) + x * p'(x)), p(x) = (1 + erf(x / sqrt(2))) / 2",
-        _of_x(lambda x: (1 + _erf(x * math.sqrt(0.5))) / 2 + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)),
+        _of_x(lambda x: (1 + _erf(x * _ROOT)) / 2 + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)),
         _gelu_slope,
     ),
 }

@@ -61,7 +61,7 @@ def read_shape(
     return sizes
 
 
-def axes_remedy(shape: Sequence[int], made: Sequence[int], x: str = "x") -> str:
+def axes_remedy(shape: Sequence[int], made: Sequence[int], x: str) -> str:
     """The remedy for `x` of this shape where images are like `made`, (N, C, H, W); "" if axes are not the fault."""
     _, c, _, last = (1,) * (4 - len(shape)) + tuple(shape[:4])
     if len(made) != 4 or not 2 <= len(shape) <= 4 or made[1] not in (c, last):

@@ -25,26 +25,25 @@ from blockconv.kernels.common.requantize import EpilogueArguments, Rounding
 from blockconv.kernels.table import Epilogue
 from blockconv.machine.machine import host
 
+MOST = 2**31 - 1  # of an int32
 LARGEST = 255 * 128  # of a product of a byte less its zero point with a weight
-MOST_PRODUCTS = (2**31 - 1) // LARGEST  # whose sum is sure to be an int32: 65,793
 MOST_OF_PAIR = (2**15 - 1) // 255  # that two weights of one sign may add up to: 128
 LARGEST_INT4 = 255 * 8  # with a weight of 4 bits
-MOST_PRODUCTS_INT4 = (2**31 - 1) // LARGEST_INT4
 
 
 def check_sums(op: str, weight: Array | BlockedArray, bias: Array | None) -> None:
     """Raise unless every sum of products, and with its bias, is sure to be an int32, whatever the source holds."""
     products = math.prod(weight.shape[1:])
-    is_int4 = isinstance(weight, BlockedArray)
-    largest, allowed = (LARGEST_INT4, MOST_PRODUCTS_INT4) if is_int4 else (LARGEST, MOST_PRODUCTS)
+    largest = LARGEST_INT4 if isinstance(weight, BlockedArray) else LARGEST
+    allowed = MOST // largest
     if products > allowed:
         rule = f"an output sums {products} products, which may overflow int32"
         remedy = f"sum at most {allowed} at a time, or convolve in float32"
         raise ArgumentError(op, "weight", weight, rule, remedy)
     most = int(np.abs(bias.astype(np.int64)).max(initial=0)) if bias is not None else 0
-    if most + largest * products > 2**31 - 1:
+    if most + largest * products > MOST:
         rule = f"a bias of {most} and a sum of {products} products may overflow int32"
-        raise ArgumentError(op, "bias", bias, rule, f"give biases of at most {2**31 - 1 - largest * products}")
+        raise ArgumentError(op, "bias", bias, rule, f"give biases of at most {MOST - largest * products}")
 
 
 def sums_fit(weight: Array, bias: Array | None = None) -> bool:

@@ -97,9 +97,9 @@ class End(NamedTuple):
 
     def shown(self, result: Array) -> Array:
         """An output as callers get it: one 4-bit integer per byte."""
-        if not self.tensor.type.is_packed:
-            return result
         tensor = self.tensor
+        if not tensor.type.is_packed:
+            return result
         return BlockedArray(result, row_major(tensor.rank), tensor.shape, dtype=tensor.type.name).numpy()
 
 

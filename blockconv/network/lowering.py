@@ -147,7 +147,7 @@ class Translation:
         """Whether each element is a NaN."""
         return self.inverted(self.equal(x, x))
 
-    def is_infinite(self, x: Tensor, signs: Sequence[int] = (1, -1)) -> Tensor:
+    def is_infinite(self, x: Tensor, signs: Sequence[int]) -> Tensor:
         """Whether each element is an infinity of one of these signs."""
         if len(signs) > 1:
             return self.equal(self.magnitude(x), math.inf)

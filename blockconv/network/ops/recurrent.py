@@ -67,7 +67,7 @@ class Recurrent(Solved):
 
     def compute(self, src: Array, states: Array, first: Array, bias: Array, second: Array | None) -> Array:
         p: RecurrentProblem = self.problem(src.shape, states.shape)
-        d, h = len(p.reverse), p.hidden
+        d, h, (count, _) = len(p.reverse), p.hidden, p.columns
         weights = [w.swapaxes(1, 2).reshape(d, h, -1) for w in (first, second) if w is not None]
         src = src.reshape(p.steps, p.batch, d, p.gates * h)
         states = states.reshape(p.states_shape[0], d, p.batch, h)
@@ -76,9 +76,9 @@ class Recurrent(Solved):
             hidden, cell = states[0, k], states[-1, k]
             for t in range(p.steps)[:: -1 if backward else 1]:
                 x = np.split(src[t, :, k], p.gates, axis=1)
-                r = np.split((hidden @ weights[0][k])[:, : p.columns[0] * h], p.columns[0], axis=1)
+                r = np.split((hidden @ weights[0][k])[:, : count * h], count, axis=1)
                 b = np.split(bias[k], p.gates)
-                gates = [logistic(x[g] + r[g] + b[g]) for g in range(min(3, p.columns[0]))]
+                gates = [logistic(x[g] + r[g] + b[g]) for g in range(min(3, count))]
                 if self.kind == "lstm":
                     cell = gates[2] * cell + gates[0] * np.tanh(x[3] + r[3] + b[3])
                     hidden = gates[1] * np.tanh(cell)

@@ -228,11 +228,12 @@ def _integer_bias(edit: Edit, node: Node, scale: Any) -> Array | None:
     """A convolution's bias as int32 of this scale: its own integers if they have it, else the nearest ones."""
     if len(node.parameters) < 2:
         return None
-    known, wide = _constant(edit, node.parameters[1]), edit.shape(node.parameters[1])
+    name = node.parameters[1]
+    known, wide = _constant(edit, name), edit.shape(name)
     exact = known is not None and known[0].dtype == np.int32 and not known[1].zero_point
     if known is not None and exact and np.allclose(known[1].scale, scale, rtol=1e-6, atol=0):
         return known[0]
-    values = _values(edit, node.parameters[1])
+    values = _values(edit, name)
     whole = np.rint(values.astype(np.float64) / scale)
     bounds = np.iinfo(np.int32)  # what is beyond them is more than `check_sums` takes
     return np.broadcast_to(np.nan_to_num(np.clip(whole, bounds.min, bounds.max), nan=bounds.max), wide).astype(np.int32)

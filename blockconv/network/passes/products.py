@@ -102,15 +102,16 @@ def _up_affine(edit: Edit, node: Node, a: Affine, found: _Scores) -> bool:
 def _up_binary(edit: Edit, node: Node, a: Binary, found: _Scores) -> bool:
     sides = (1, 0) if a.kind in ("add", "mul") else (1,)
     for at in sides if a.activation.is_identity else ():
-        constant, other = edit.constants.get(node.inputs[at]), node.inputs[1 - at]
+        this, other = node.inputs[at], node.inputs[1 - at]
+        constant = edit.constants.get(this)
         if edit.shape(other) != found.shape:
             continue
         if constant is None:
-            is_mask = edit.shape(node.inputs[at])[-1:] == found.shape[-1:]
+            is_mask = edit.shape(this)[-1:] == found.shape[-1:]
             is_scores = edit.private(other, MatMul, Affine, Binary) is not None  # a product, or an op that may follow
             if a.kind != "add" or found.flowing or found.factor != 1 or not is_mask or not is_scores:
                 continue
-            found.flowing = node.inputs[at]
+            found.flowing = this
         elif a.kind in ("add", "sub"):
             found.add(constant, 1.0 if a.kind == "add" else -1.0)
         else:

@@ -112,7 +112,7 @@ def _expression(edit: Edit, name: str, x: str, gate: Node | None, left: int = _M
     if name == x:
         return _Expression(_X, _ZERO, {})
     if gate is not None and name == gate.output:
-        return _Expression(_ZERO, np.ones(1), {})
+        return _Expression(*_ONE, {})
     constant = edit.constants.get(name)
     if constant is not None:
         value = even(constant)

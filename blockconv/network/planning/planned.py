@@ -397,7 +397,7 @@ def measured(network: Network, found: Found, threads: int, costs: Mapping[str, f
                 seconds = tuning.seconds_of(*alone(network, node, candidate, held, threads), threads)
                 known.put(name, seconds)
             times[candidate] = seconds
-        ratio = median_high([seconds / one.cost for one, seconds in times.items() if one.cost] or [1.0])
+        ratio = median_high([times[one] / one.cost for one in times if one.cost] or [1.0])
         made = (c if c.row is None else c._replace(cost=times.get(c, c.cost * ratio)) for c in options)
         return tuple(cheapest(made, every=False))
 
