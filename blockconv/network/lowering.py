@@ -516,11 +516,12 @@ class Translation:
             raise Unsupported(f"{q.type} of shapes {q.shape}, {k.shape} and {v.shape}")
         more = [] if mask is None else [self._added_to_scores(mask, q, k.shape[-2])]
         shape, groups = (*q.shape[:-1], v.shape[-1]), 1
-        if least > 2 and 1 < k.shape[-3] < q.shape[-3] and q.shape[-3] % k.shape[-3] == 0:
-            groups = q.shape[-3] // k.shape[-3]
-            q, k, v, *more = (self._in_groups(x, q.shape[-3], groups) for x in (q, k, v, *more))
-        rank = k.rank
-        orders = (None, (*range(rank - 2), rank - 1, rank - 2), None, None)
+        heads, shared = (x.shape[-3] if least > 2 else 1 for x in (q, k))
+        if 1 < shared < heads and heads % shared == 0:
+            groups = heads // shared
+            q, k, v, *more = (self._in_groups(x, heads, groups) for x in (q, k, v, *more))
+        last = k.rank - 1
+        orders = (None, (*range(last - 1), last, last - 1), None, None)
         scale = 1 / math.sqrt(q.shape[-1] or 1) if scale is None else float(scale)
         y = self.emit(Attention(scale, causal, zero_rows, orders), q, k, v, *more)
         return y if groups == 1 else self.reshape(y, shape)
