@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blockconv.api.arithmetic import NOTHING_QUANTIZED, Arithmetic, QuantizedOptions, Weight, as_weight
-from blockconv.api.frame import Call, Computation, Derive, Frame, Result
+from blockconv.api.frame import Call, Computation, Derive, Frame, Result, start_of
 from blockconv.core import eltwise_problem as moves
 from blockconv.core.activation import Activation
 from blockconv.core.activation import activation as read_activation
@@ -223,6 +223,7 @@ class CheckedConvolution:
 
         def derive(operands: Any, values: QuantizedOptions | None) -> tuple[Sequence[int], Any]:
             weight, bias = as_weight(operands[0], op), operands[1]
+            bias = None if bias is None else as_numpy(bias, op, "bias")
             weight = weight[:count] if isinstance(weight, np.ndarray) else weight
             arithmetic = Arithmetic(op, weight, bias, activation, values or NOTHING_QUANTIZED, given)
             arithmetic.types(src)
@@ -236,7 +237,7 @@ class CheckedConvolution:
         return derive, None
 
     def _derive_floats(self, to: _Prepared, given: Array) -> tuple[Derive, dict[str, Any] | None]:
-        how, form, wei = to.packing, to.form, to.types.wei.dtype
+        op, how, form, wei = self._op, to.packing, to.form, to.types.wei.dtype
         assert how is not None
         zeros, parameters = self.arithmetic.beside_weights(*to[:3], given, None, None)
         positions = None if self.bias is None else bias_positions(self.bias.size, to.problem, form)
@@ -247,13 +248,15 @@ class CheckedConvolution:
             weight, bias = operands
             start, between, room = room_for(how)
             if not in_place:  # a conversion keeps the order of dense weights, and of no others
-                weight = widened(weights_as_read(weight)[0].astype(wei, copy=False), form)
+                read = weights_as_read(as_numpy(weight, op, "weight"))[0]
+                weight = widened(read.astype(wei, copy=False), form)
             if positions is None:
-                return (start, no_bias, at, address_of(weight), between), (room, weight, zeros)
+                return (start, no_bias, at, start_of(weight), between), (room, weight, zeros)
+            bias = as_numpy(bias, op, "bias")
             numbered = np.zeros(1 + bias.size, zeros.dtype)
             numbered[1:] = bias
             biases = numbered[positions]
-            return (start, address_of(biases), at, address_of(weight), between), (room, weight, biases, parameters)
+            return (start, address_of(biases), at, start_of(weight), between), (room, weight, biases, parameters)
 
         beside = {"packed": how.nbytes, "between": how.between, "parameters": parameters, "biases": zeros}
         return derive, {**beside, "positions": positions} if in_place else None

@@ -16,7 +16,7 @@ import numpy as np
 
 from blockconv.core.checks import Names, Shape, check_same
 from blockconv.core.errors import ArgumentError, DtypeError, UnsupportedError
-from blockconv.core.interop import as_numpy, like, like_any
+from blockconv.core.interop import as_numpy, like, like_any, tensor_order
 from blockconv.core.layout import NCHW, Layout
 from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, Array, Types, as_float
@@ -215,12 +215,16 @@ class Frame:
         """
         op, first = self.op, given[0]
         arrays: Sequence[Any] = given
+        of_tensors = False
         key: list[Any] = [op, cache_key((*options, out_layout)), kind, get_num_threads()]
         for k, x in enumerate(given):
             if type(x) is _ARRAY:  # its `memory_order`, without the call
                 key.append((x.shape, x.strides, x.dtype, x.flags.aligned))
             elif x is None and self._may_miss[k]:
                 key.append(None)
+            elif (seen := tensor_order(x)) is not None:  # a known call takes its address alone
+                key.append(seen)
+                of_tensors = True
             else:
                 arrays = [*arrays[:k], given_array(op, self._all[k], x), *arrays[k + 1 :]]
                 key.append(memory_order(arrays[k]))
@@ -240,6 +244,8 @@ class Frame:
             else:
                 bound.launch((*arrays[:count], y), arrays[count:], values)
             return [like(first, y)]
+        if of_tensors:
+            arrays = self._arrays(arrays)
         if bound is None or bound.read is not None:
             call = self._call(arrays, (options, kind, values), written, out_layout)
             if bound is None:
@@ -273,7 +279,7 @@ class Frame:
 
         Raises the errors of a call, and UnsupportedError where it copies an array or reorders the result.
         """
-        arrays = [x if x is None else given_array(self.op, name, x) for name, x in zipped(self._all, given)]
+        arrays = self._arrays(given)
         call = self._call(arrays, (options, None, values), out, layout)
         found = self._solve(call)
         if (call.layout or found.layout) not in (None, found.results[0].layout):
@@ -283,6 +289,9 @@ class Frame:
         for name in _copied(call, found, arrays):
             raise UnsupportedError(f"{self.op}: {name} has to be dense in the order of NCHW or NHWC")
         return found
+
+    def _arrays(self, given: Sequence[Any]) -> list[Any]:
+        return [x if x is None else given_array(self.op, name, x) for name, x in zipped(self._all, given)]
 
     # -- the first of calls that are alike, and calls that copy arrays
 
@@ -452,8 +461,9 @@ def check_alike(op: str, given: Mapping[str, BlockedArray]) -> BlockedArray:
 
 
 def start_of(x: Any) -> int:
-    """The address of the first byte of an array, or of a BlockedArray."""
-    return address_of(memory_of(x))
+    """The address of the first byte of an array, of a BlockedArray, or of a tensor."""
+    held = memory_of(x)
+    return address_of(held) if isinstance(held, _ARRAY) else held.data_ptr()
 
 
 def as_blocked(op: str, argument: str, given: Any, types: Sequence[str] | None = FLOATS) -> BlockedArray:

@@ -19,7 +19,7 @@ from blockconv.api.frame import by_axes
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.files import StrPath
-from blockconv.core.interop import as_autocast, as_numpy, like, with_gradient
+from blockconv.core.interop import as_autocast, as_numpy, like, needs_pytorch, with_gradient
 from blockconv.core.layout import NATIVE, Layout, read_layout
 from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, ReorderProblem
 from blockconv.core.quantization import Quantization
@@ -146,9 +146,10 @@ def conv2d(
     is_plain = is_plain and out_dtype is None and rounding is NOTHING_QUANTIZED.rounding
     quantized = NOTHING_QUANTIZED if is_plain else QuantizedOptions(*asked)
     if type(input) is not np.ndarray:
-        given, without = (input, weight, bias, residual), {"out": out, "out_layout": out_layout, "accuracy": accuracy}
-        differentiable = with_gradient("conv2d", given, **without, algorithm=algorithm, **quantized._asdict())
-        if differentiable is not None:
+        given = input, weight, bias, residual
+        without = {"out": out, "out_layout": out_layout, "accuracy": accuracy, "algorithm": algorithm}
+        differentiable = needs_pytorch(*given) and with_gradient("conv2d", given, **without, **quantized._asdict())
+        if differentiable:
             more = {"activation": activation, "residual": residual, "padding_mode": padding_mode}
             return differentiable(input, weight, bias, stride, padding, dilation, groups, **more)
         input, weight, bias, residual = as_autocast(input, weight, bias, residual)

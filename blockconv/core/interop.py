@@ -135,26 +135,38 @@ def has_values(x: Any) -> bool:
     return not x.is_meta and type(x).__torch_dispatch__ is sys.modules["torch"].Tensor.__torch_dispatch__
 
 
+def needs_pytorch(*tensors: Any) -> bool:
+    """Whether a call with these has to be ops of PyTorch's: if `traced`, or if one has a gradient or a tangent."""
+    for x in tensors:
+        if x is not None and type(x) is not np.ndarray:
+            break
+    else:  # most calls
+        return False
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "compiler"):
+        return False
+    if torch.compiler.is_dynamo_compiling() or followed():
+        return True
+    enabled, tangents = torch.is_grad_enabled(), follows_tangents()
+    for x in tensors:  # a generator takes longer
+        if not _is_tensor(x):
+            continue
+        if (enabled and x.requires_grad) or not has_values(x) or (tangents and has_tangent(x)):
+            return True
+    return False
+
+
 def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:
-    """The function `op` with a gradient if a tensor requires one or has a tangent, or torch.compile traces; else None.
+    """The function `op` with a gradient, if a call with these tensors `needs_pytorch`; else None.
 
     Also None where no function of this name has a gradient.
 
     without: options that the function with a gradient does not have, which must have their defaults.
     """
-    for x in tensors:
-        if x is not None and type(x) is not np.ndarray:
-            break
-    else:  # most calls
-        return None
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "compiler"):
+    if not needs_pytorch(*tensors):
         return None
     is_traced = traced(*tensors)
     if not is_traced:
-        enabled = torch.is_grad_enabled()
-        if not any(_is_tensor(x) and ((enabled and x.requires_grad) or has_tangent(x)) for x in tensors):
-            return None
         for argument, x in zip(_TENSORS, tensors, strict=False):
             if x is not None and not _is_tensor(x):
                 rule = "has to be a tensor, because another argument is one that requires a gradient"
@@ -195,9 +207,38 @@ def as_autocast(input: Any, *others: Any) -> tuple[Any, ...]:
     return tuple(x.to(dtype) if _is_tensor(x) and x.dtype in taken else x for x in (input, *others))
 
 
+_plain: set[int] = set()  # the dispatch keys of tensors that are plain memory of the CPU
+
+
+@bounded_cache
+def _is_plain(kind: type) -> bool:
+    """Whether a type is PyTorch's tensor or parameter, and no subclass."""
+    return _is_tensors(kind) and kind in (sys.modules["torch"].Tensor, sys.modules["torch"].nn.Parameter)
+
+
+def tensor_order(x: Any) -> tuple[Any, ...] | None:
+    """The properties of a torch tensor that decide its kernel, without its address.
+
+    None for anything but plain memory of the CPU, for a tensor that requires a gradient, and while tangents are
+    followed: `as_numpy` reads or refuses those.
+    """
+    if not _is_plain(type(x)):  # type: ignore[arg-type]
+        return None
+    torch = sys.modules["torch"]
+    if not _plain and not followed() and hasattr(torch._C, "_dispatch_keys"):
+        made = torch.empty(0, device="cpu")
+        with torch.inference_mode():
+            _plain.update(torch._C._dispatch_keys(each).raw_repr() for each in (made, torch.empty(0, device="cpu")))
+    if torch._C._dispatch_keys(x).raw_repr() not in _plain or follows_tangents():
+        return None
+    if x.requires_grad and torch.is_grad_enabled():
+        return None
+    return x.shape, x.stride(), x.dtype, x.data_ptr() & 7
+
+
 def _of_tensor(x: Any, op: str, argument: str, kept: bool) -> Array:
     torch = sys.modules["torch"]
-    if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
+    if not _is_plain(type(x)):  # type: ignore[arg-type]
         # A subclass may watch calls of PyTorch's functions. These reads are none that it should see.
         with torch._C.DisableTorchFunctionSubclass():
             return _memory_of(torch, x, op, argument, True)

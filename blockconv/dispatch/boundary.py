@@ -4,6 +4,7 @@ All public functions share these checks, so the same mistake has the same messag
 """
 
 import marshal
+import re
 import sys
 from typing import Any, TypeVar
 
@@ -72,13 +73,17 @@ def reordered(op: str, x: BlockedArray, layout: Layout, argument: str = "input")
     return to_layout(x, layout)
 
 
+# NumPy's numbers and arrays are written as bytes ("s" and how many, in 32 bits), whatever they are.
+_has_bytes = re.compile(rb"s..\0\0", re.DOTALL).search
+
+
 def cache_key(values: tuple[Any, ...]) -> bytes | str:
     """A key that tells apart what is equal but no int, 2 from 2.0 and True, and that lists have too."""
     try:
         key = marshal.dumps(values, 2)  # a quarter of the time of a repr
     except ValueError:
         return repr(values)
-    return repr(values) if b"s" in key else key  # NumPy's numbers are written as their bytes ("s"), whatever they are
+    return repr(values) if _has_bytes(key) else key
 
 
 def keep(kept: dict[Any, T], key: Any, value: T) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from conv_arrays import F, W, X, close, torch
 
@@ -120,3 +121,37 @@ def test_bits_that_change_a_tensors_values():
     for x in (z.conj(), torch._efficientzerotensor(X.shape)):
         with pytest.raises(bc.DtypeError, match="cannot be read as an array"):
             bc.conv2d(x, W)
+
+
+def unaligned(x):
+    """The same numbers, two bytes after a multiple of four."""
+    memory = torch.empty(4 * x.numel() + 8, dtype=torch.uint8)
+    array = np.frombuffer(memory.numpy().data, np.float32, x.numel(), 2).reshape(x.shape)
+    array[...] = x.numpy()
+    return torch.frombuffer(memory.numpy().data, dtype=torch.float32, count=x.numel(), offset=2).reshape(x.shape)
+
+
+def test_a_known_call_sees_what_a_tensor_is():
+    """Shape, strides and dtype of a tensor do not say all that a call has to know."""
+    x, w = torch.from_numpy(X.copy()), torch.from_numpy(W.copy())
+    grad = torch.ones(F.conv2d(x, w).shape)
+    for _ in range(2):
+        wanted = bc.conv2d(x, w)
+        bc.conv2d_backward_data(tuple(x.shape), w, grad)
+    assert torch.equal(bc.conv2d(torch._neg_view(x), w), -wanted)
+    assert torch.equal(bc.conv2d(x, torch._neg_view(w)), -wanted)
+    assert torch.equal(bc.conv2d(unaligned(x), w), wanted)
+    assert torch.equal(bc.conv2d(x, unaligned(w)), wanted)
+    with torch.inference_mode():
+        assert torch.equal(bc.conv2d(x.clone(), w), wanted)
+    for other in (torch._efficientzerotensor(X.shape), x.to_sparse(), x.to(torch.complex64)):
+        with pytest.raises(bc.DtypeError):
+            bc.conv2d(other, w)
+    with pytest.raises(bc.ArgumentError, match="requires a gradient"):
+        bc.conv2d_backward_data(tuple(x.shape), w, grad.clone().requires_grad_())
+    with pytest.raises(bc.ArgumentError, match="has to be on the CPU"):
+        bc.conv2d_backward_data(tuple(x.shape), w, grad.to("meta"))
+    with torch.no_grad():
+        assert torch.equal(bc.conv2d(x.clone().requires_grad_(), w), wanted)
+    doubled = torch.func.vmap(lambda each: bc.conv2d(each, w))(torch.stack([x, 2 * x]))
+    close(doubled[1].numpy(), 2 * wanted.numpy())
