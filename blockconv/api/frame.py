@@ -215,7 +215,6 @@ class Frame:
         """
         op, first = self.op, given[0]
         arrays: Sequence[Any] = given
-        of_tensors = False
         key: list[Any] = [op, cache_key((*options, out_layout)), kind, get_num_threads()]
         for k, x in enumerate(given):
             if type(x) is _ARRAY:  # its `memory_order`, without the call
@@ -224,7 +223,6 @@ class Frame:
                 key.append(None)
             elif (seen := tensor_order(x)) is not None:  # a known call takes its address alone
                 key.append(seen)
-                of_tensors = True
             else:
                 arrays = [*arrays[:k], given_array(op, self._all[k], x), *arrays[k + 1 :]]
                 key.append(memory_order(arrays[k]))
@@ -244,8 +242,6 @@ class Frame:
             else:
                 bound.launch((*arrays[:count], y), arrays[count:], values)
             return [like(first, y)]
-        if of_tensors:
-            arrays = self._arrays(arrays)
         if bound is None or bound.read is not None:
             call = self._call(arrays, (options, kind, values), written, out_layout)
             if bound is None:
@@ -264,7 +260,7 @@ class Frame:
         if out is not None:
             for name, x in zipped(self._names, images):
                 if x is not None:
-                    check_alias(self.op, memory_of(x), memory_of(out), name)
+                    check_alias(self.op, memory_of(given_array(self.op, name, x)), memory_of(out), name)
         if bound.program is None:
             for y in made:
                 memory_of(y)[...] = 0
@@ -279,7 +275,7 @@ class Frame:
 
         Raises the errors of a call, and UnsupportedError where it copies an array or reorders the result.
         """
-        arrays = self._arrays(given)
+        arrays = [x if x is None else given_array(self.op, name, x) for name, x in zipped(self._all, given)]
         call = self._call(arrays, (options, None, values), out, layout)
         found = self._solve(call)
         if (call.layout or found.layout) not in (None, found.results[0].layout):
@@ -290,9 +286,6 @@ class Frame:
             raise UnsupportedError(f"{self.op}: {name} has to be dense in the order of NCHW or NHWC")
         return found
 
-    def _arrays(self, given: Sequence[Any]) -> list[Any]:
-        return [x if x is None else given_array(self.op, name, x) for name, x in zipped(self._all, given)]
-
     # -- the first of calls that are alike, and calls that copy arrays
 
     def _call(self, arrays: Sequence[Any], about: tuple[Any, Any, Any], out: Any, out_layout: Any) -> Call:
@@ -302,7 +295,11 @@ class Frame:
         written = out[None] if out is not None and self._is_one(arrays[0]) else out
         final = self._layout_of(arrays[0], written, wanted)
         is_blocked = isinstance(arrays[0], BlockedArray)
-        return Call(sources, arrays[len(self._names) :], *about, final, getattr(out, "dtype", None), is_blocked)
+        operands = [
+            x if x is None or type(x) is _ARRAY else given_array(self.op, name, x)
+            for name, x in zipped(self._all, arrays)
+        ]
+        return Call(sources, operands[len(self._names) :], *about, final, getattr(out, "dtype", None), is_blocked)
 
     def _is_one(self, x: Any) -> bool:
         return self._takes_one and len(x.shape) == 3

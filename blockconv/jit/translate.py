@@ -261,6 +261,13 @@ class _Call:
     exhaust_iter_ = cast_
 
 
+def learn_overloads() -> None:
+    """Let a function that Numba is compiling call what has been registered since it began."""
+    from numba.core.registry import cpu_target  # Numba's own types, which take long to load
+
+    cpu_target.typing_context.refresh()
+
+
 def emit(builder, body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Emit the code of a kernel's body. It takes the first of these arguments, as views of blocks where it says so."""
     lowered.builder = builder

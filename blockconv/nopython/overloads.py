@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import TypingError, carray, objmode, types
-from numba.core.registry import cpu_target
 from numba.extending import (
     NativeValue,
     intrinsic,
@@ -42,6 +41,7 @@ from blockconv.core.python import zipped
 from blockconv.dispatch.array import is_channels_last
 from blockconv.filters import passes
 from blockconv.nopython import waiting
+from blockconv.jit.translate import learn_overloads
 from blockconv.nopython.calls import (
     SLOTS,
     SYMBOL,
@@ -407,7 +407,7 @@ def learn_filters() -> None:
         for name, function in waiting.pop()().items():
             options = _extend(function, ("input",), ("radius", "axes"), "output", (_check_filter, _filtered))
             FILTERS[name] = function, options
-    cpu_target.typing_context.refresh()  # for a function that is being compiled
+    learn_overloads()
 
 
 # ---------------------------------------------------------------- handles and layouts
