@@ -40,8 +40,8 @@ from blockconv.core.layout import NCHW, NHWC, Layout
 from blockconv.core.python import zipped
 from blockconv.dispatch.array import is_channels_last
 from blockconv.filters import passes
-from blockconv.nopython import waiting
 from blockconv.jit.translate import learn_overloads
+from blockconv.nopython import waiting
 from blockconv.nopython.calls import (
     SLOTS,
     SYMBOL,
