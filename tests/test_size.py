@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 REMEDY = "Delete as much as you add; else raise the limit in a commit of its own, which gives the reason."
-LINES_OF_THE_PACKAGE = 64_882
+LINES_OF_THE_PACKAGE = 64_881
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -42,9 +42,9 @@ BUDGET = {
     "kernels/depthwise": 28_182, "kernels/dynamic": 1_483, "kernels/eltwise": 4_354, "kernels/indexed": 2_250,
     "kernels/norm": 8_582, "kernels/pool": 23_138, "kernels/product": 7_224, "kernels/recurrent": 2_424,
     "kernels/reduce": 2_505, "kernels/reorder": 11_240, "kernels/resize": 4_834, "kernels/winograd": 12_886,
-    "machine": 3_013, "network": 96_475, "nopython": 4_894, "onnxruntime": 5_549, "runtime": 5_530, "torch": 238,
+    "machine": 3_013, "network": 96_475, "nopython": 4_901, "onnxruntime": 5_549, "runtime": 5_530, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 481_153
+TOKENS_OF_THE_PACKAGE = 481_160
 # Capitalised names that three modules or more import. A reader has to learn each of them.
 SHARED_NAMES = 217
 

@@ -19,6 +19,7 @@ def teach(filters: Filters) -> None:
     waiting.append(filters)
     if "blockconv.nopython.overloads" in sys.modules:
         importlib.import_module("blockconv.nopython.overloads").learn_filters()
+        importlib.import_module("blockconv.jit.translate").learn_overloads()
 
 
 def extend_numba() -> None:

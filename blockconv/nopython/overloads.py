@@ -40,7 +40,6 @@ from blockconv.core.layout import NCHW, NHWC, Layout
 from blockconv.core.python import zipped
 from blockconv.dispatch.array import is_channels_last
 from blockconv.filters import passes
-from blockconv.jit.translate import learn_overloads
 from blockconv.nopython import waiting
 from blockconv.nopython.calls import (
     SLOTS,
@@ -407,7 +406,6 @@ def learn_filters() -> None:
         for name, function in waiting.pop()().items():
             options = _extend(function, ("input",), ("radius", "axes"), "output", (_check_filter, _filtered))
             FILTERS[name] = function, options
-    learn_overloads()
 
 
 # ---------------------------------------------------------------- handles and layouts
