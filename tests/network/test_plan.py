@@ -562,7 +562,7 @@ def test_a_planner_by_costs_is_as_good_as_greedy(make: Any) -> None:
         costs.append(problem.cost(by_hand(problem)))
         return by_hand(problem)
 
-    layouts = [layout for layout in bc.NATIVE if layout.name != "CHWN4"]  # that a planner of one's own has for one image
+    layouts = [layout for layout in bc.NATIVE if layout.name != "CHWN4"]  # as planners of one's own have
     own, greedy = bc.compile(network, planner=planner), bc.compile(network, layouts=layouts, planner="greedy")
     assert own.cost == pytest.approx(greedy.cost)
     assert costs == [pytest.approx(own.cost)]
