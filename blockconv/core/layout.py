@@ -84,7 +84,7 @@ class Layout:
 
     tag: str
     outer: Axes
-    inner: tuple[Pair, ...]
+    inner: tuple[tuple[int, int], ...]
     blocks: Shape
     logical: Axes
     is_native: bool
@@ -173,7 +173,7 @@ class Layout:
         bounds = tuple(axis.size for axis in axes)
         return _logical(self, axes, _within("backward_index", "storage_index", storage_index, bounds))
 
-    def image_shape(self, shape: Sequence[int]) -> Pair:
+    def image_shape(self, shape: Sequence[int]) -> tuple[int, int]:
         """(height, width) of the storage as MACE's image, in pixels of four elements.
 
         Images are: for (N, C, H, W) NHCW4, "height-major image" and "width-major image"; for weights Acdb4a, and aBcd4b

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from blockconv.core.checks import Pair, Shape, axes_remedy, check_flag, checked_whole, checked_word, read_shape, whole
+from blockconv.core.checks import Shape, axes_remedy, check_flag, checked_whole, checked_word, read_shape, whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, warn
 from blockconv.core.files import StrPath, as_path, reading, replacing
 from blockconv.core.heavy_work import garbage_at_the_end
@@ -316,7 +316,7 @@ class Plan:
                 raise NetworkError(self.network.name, "inputs", [*given], f"lacks the input {name!r}")
         return given
 
-    def tiling(self, shape: Shape, tile: int | Pair | None = None, batch: int = 1) -> Tiling:
+    def tiling(self, shape: Shape, tile: int | tuple[int, int] | None = None, batch: int = 1) -> Tiling:
         """How `tiled` cuts images of a shape: the tiles, which pixels of each output they give, and their memory.
 
         shape: (N, C, H, W).
@@ -335,7 +335,7 @@ class Plan:
         nbytes = sum(tensor.elements * tensor.type.dtype.itemsize for tensor in ends)
         return how._replace(batch=count, nbytes=nbytes + self.bind((ends[0].shape,)).schedule.arena)
 
-    def tiled(self, image: Any, tile: int | Pair | None = None, out: Any = None, batch: int = 1) -> Any:
+    def tiled(self, image: Any, tile: int | tuple[int, int] | None = None, out: Any = None, batch: int = 1) -> Any:
         """Run the plan on images of any size, tile by tile. Whole images give the same result.
 
         image: an array (N, C, H, W): NumPy, a memory map, Zarr, or anything with `shape`, `dtype` and slices.

@@ -39,7 +39,7 @@ class Calibration:
     Raises ArgumentError for a range that is not finite or whose low end is above its high end.
     """
 
-    ranges: Mapping[str, Range]
+    ranges: Mapping[str, tuple[float, float]]
     method: str = "minmax"
 
     def __post_init__(self) -> None:
