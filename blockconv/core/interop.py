@@ -149,9 +149,7 @@ def needs_pytorch(*tensors: Any) -> bool:
         return True
     enabled, tangents = torch.is_grad_enabled(), follows_tangents()
     for x in tensors:  # a generator takes longer
-        if not _is_tensor(x):
-            continue
-        if (enabled and x.requires_grad) or not has_values(x) or (tangents and has_tangent(x)):
+        if _is_tensor(x) and ((enabled and x.requires_grad) or not has_values(x) or (tangents and has_tangent(x))):
             return True
     return False
 
@@ -226,12 +224,11 @@ def tensor_order(x: Any) -> tuple[Any, ...] | None:
         return None
     torch = sys.modules["torch"]
     if not _plain and not followed() and hasattr(torch._C, "_dispatch_keys"):
-        made = torch.empty(0, device="cpu")
-        with torch.inference_mode():
-            _plain.update(torch._C._dispatch_keys(each).raw_repr() for each in (made, torch.empty(0, device="cpu")))
-    if torch._C._dispatch_keys(x).raw_repr() not in _plain or follows_tangents():
-        return None
-    if x.requires_grad and torch.is_grad_enabled():
+        for is_inference in (False, True):
+            with torch.inference_mode(is_inference):
+                _plain.add(torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
+    is_watched = follows_tangents() or (x.requires_grad and torch.is_grad_enabled())
+    if is_watched or torch._C._dispatch_keys(x).raw_repr() not in _plain:
         return None
     return x.shape, x.stride(), x.dtype, x.data_ptr() & 7
 

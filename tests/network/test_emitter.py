@@ -91,12 +91,12 @@ def test_a_front_end_gives_its_own_names():
 def test_a_product_by_a_matrix_is_a_convolution():
     e, x = emitter(2, 3, 5)
     node, weight = Translation(e, "mm", "mm"), np.random.default_rng(0).standard_normal((4, 5, 1, 1)).astype(np.float32)
-    y = node.reshape(node.product(ops.Conv2d(), x, node.constant(weight, "w"), np.ones(4, np.float32)), (2, 3, 4))
+    y = node.reshape(node.product(x, node.constant(weight, "w"), np.ones(4, np.float32)), (2, 3, 4))
     given = np.random.default_rng(1).standard_normal(x.shape).astype(np.float32)
     found = e.network((y.name,)).evaluate(given)[y.name]
     np.testing.assert_allclose(found, given @ weight[:, :, 0, 0].T + 1, rtol=1e-5)
     with pytest.raises(NetworkError, match=r"mm: input.*has 5 columns"):
-        node.product(ops.Conv2d(), x, node.constant(weight[:, :3], "w"), None)
+        node.product(x, node.constant(weight[:, :3], "w"), None)
 
 
 def test_a_builder_names_the_call_that_is_wrong():

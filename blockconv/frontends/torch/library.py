@@ -163,9 +163,9 @@ def _each_by_itself(call: Run, count: int, dims: Sequence[Any], args: Sequence[A
     return tuple(map(torch.stack, zipped(*found))), (0,) * len(found[0])
 
 
-_PLAIN = torch.Tensor, torch.nn.Parameter
+PLAIN_TENSORS = torch.Tensor, torch.nn.Parameter
 # Text, complex numbers and dicts are no arguments of any op: the op itself says what has to be there.
-_TAKEN = frozenset((*_PLAIN, torch.Size, list, tuple, int, bool, float, type(None), str, bytes, complex, dict))
+_TAKEN = frozenset((*PLAIN_TENSORS, torch.Size, list, tuple, int, bool, float, type(None), str, bytes, complex, dict))
 
 
 def _linear(name: str, *operands: int, bias: int | None = None) -> Run:
@@ -188,7 +188,7 @@ def _is_watched(args: Sequence[Any]) -> bool:
     """Whether more than autograd has to see a call of an op: then it goes by PyTorch's dispatcher."""
     for value in args:
         kind = type(value)
-        if kind not in _TAKEN or (kind in _PLAIN and (not value.is_cpu or value.is_neg())):
+        if kind not in _TAKEN or (kind in PLAIN_TENSORS and (not value.is_cpu or value.is_neg())):
             return True
     return followed() or torch.is_autocast_enabled("cpu") or torch.autograd._profiler_enabled()
 

@@ -15,9 +15,9 @@ from blockconv.api.pooling import max_pool2d
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import follows_tangents, has_tangent, has_values
 from blockconv.frontends.torch import functional
+from blockconv.frontends.torch.library import PLAIN_TENSORS
 from blockconv.frontends.torch.weights import Snapshot, lent
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
 
@@ -28,7 +28,7 @@ def _is_taken(input: Any) -> bool:
     if torch.compiler.is_dynamo_compiling() or not input.is_cpu:  # Dynamo traces blockconv's ops
         return input.is_cpu
     is_traced = torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
-    return not is_traced and (type(input) in _PLAIN or has_values(input))
+    return not is_traced and (type(input) in PLAIN_TENSORS or has_values(input))
 
 
 class _StandIn(type):
@@ -72,7 +72,7 @@ def _is_op(*tensors: Any) -> bool:
     given = [x for x in tensors if x is not None]
     if torch.is_grad_enabled() and any(x.requires_grad for x in given):
         return True
-    is_plain = all(type(x) in _PLAIN or has_values(x) for x in given)
+    is_plain = all(type(x) in PLAIN_TENSORS or has_values(x) for x in given)
     return not is_plain or (follows_tangents() and any(map(has_tangent, given)))
 
 
