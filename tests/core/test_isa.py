@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,17 @@ def test_features_without_a_sign_are_refused(features: str, run_python: Any) -> 
     """LLVM would end the process, already in `import blockconv`."""
     done = run_python("import blockconv", status=1, NUMBA_CPU_FEATURES=features)
     assert f"NUMBA_CPU_FEATURES={features!r}: has to be features with + or - before each" in done.stderr
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="without glibc's sysconf")
+def test_caches_are_as_large_without_sys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else other kernels are chosen in a container without /sys than where its cache was filled."""
+    facts = target.second_level_cache, target.first_level_ways, target.cache_line
+    wanted = [fact() for fact in facts]
+    if not target.caches_are_known():
+        pytest.skip("this machine tells no sizes")
+    target._cache_fact.cache_clear()
+    monkeypatch.setattr(target, "read_fact", lambda path: "")
+    assert [fact() for fact in facts] == wanted
+    assert target.caches_are_known()
+    target._cache_fact.cache_clear()
