@@ -175,7 +175,7 @@ def _pooled(
     if axes is not None:
         return by_axes(op, _pooled, locals())
     kind, without = None, dict(zipped(INTEGERS, quantizations))
-    if type(input) is not np.ndarray:
+    if type(input) not in (np.ndarray, BlockedArray):
         differentiable = with_gradient(op, (input,), out=out, out_layout=out_layout, **without)
         if differentiable is not None:
             return differentiable(input, *parameters)
@@ -272,7 +272,7 @@ def max_pool2d(
     if axes is not None:
         return by_axes("max_pool2d", max_pool2d, locals())
     parameters = (kernel_size, stride, padding, dilation, ceil_mode)
-    if type(input) is not np.ndarray:
+    if type(input) not in (np.ndarray, BlockedArray):
         differentiable = with_gradient("max_pool2d", (input,), out=out, out_layout=out_layout)
         if differentiable is not None:
             return differentiable(input, *parameters, return_indices)

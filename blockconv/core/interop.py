@@ -145,7 +145,7 @@ def needs_pytorch(*tensors: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compiler"):
         return False
-    if torch.compiler.is_dynamo_compiling() or followed():
+    if torch.compiler.is_dynamo_compiling() or (followed() and any(map(_is_tensor, tensors))):
         return True
     enabled, tangents = torch.is_grad_enabled(), follows_tangents()
     for x in tensors:  # a generator takes longer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conv_arrays import F, W, X, close, torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import blockconv as bc
 
@@ -155,3 +156,17 @@ def test_a_known_call_sees_what_a_tensor_is():
         assert torch.equal(bc.conv2d(x.clone().requires_grad_(), w), wanted)
     doubled = torch.func.vmap(lambda each: bc.conv2d(each, w))(torch.stack([x, 2 * x]))
     close(doubled[1].numpy(), 2 * wanted.numpy())
+
+
+class Watched(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_torchs_leaves_other_arrays_alone():
+    x, blocked = X.copy(), bc.to_layout(X, "NCHW8")
+    for call in (lambda x: bc.conv2d(x, W), lambda x: bc.max_pool2d(x, 2), lambda x: bc.avg_pool2d(x, 2)):
+        wanted = call(x)
+        with Watched():
+            assert isinstance(call(x), np.ndarray)
+            close(call(blocked).numpy(), wanted)
