@@ -59,7 +59,6 @@ class PlaneView(NamedTuple):
 
     outer, nearer: the two loops of planes, with strides in elements of the source and of the destination.
     exist: of each inner element in a plane of the last channel block, whether its channel exists.
-    period: elements of a pixel after which `exist` begins anew.
     blocks: channel blocks that are planes of their own, `block_planes` planes from each other.
     """
 
@@ -67,7 +66,6 @@ class PlaneView(NamedTuple):
     nearer: Loop
     inner: int
     exist: Block
-    period: int
     blocks: int
     block_planes: int
 
@@ -86,15 +84,13 @@ def view(layout: Layout, src_shape: tuple[int, ...], dst_shape: tuple[int, ...])
         Loop(min(s.size, images) if s.dim == 0 else s.size, (s.stride, d.stride), s.dim, s.step)
         for s, d in zip(layout.axes(src_shape), layout.axes(dst_shape), strict=True)
     ]
-    inner, split, channel, period, past_images = 1, len(loops), np.zeros(1, np.int64), 1, False
+    inner, split, channel = 1, len(loops), np.zeros(1, np.int64)
     for loop in reversed(loops):
         if loop.dim > 1 or (loop.size > 1 and loop.strides != (inner, inner)):
             break
         channel = np.add.outer(np.arange(loop.size) * (loop.step if loop.dim == 1 else 0), channel).ravel()
         inner *= loop.size
         split -= 1
-        past_images |= loop.dim == 0 and loop.size > 1
-        period = inner if loop.dim == 1 or not past_images else period
     around = [loop for loop in loops[:split] if loop.dim < 2 and loop.size > 1]
     of_blocks = next((k for k, loop in enumerate(around) if loop.dim == 1), None)
     blocks, block_planes = 1, 1
@@ -103,7 +99,7 @@ def view(layout: Layout, src_shape: tuple[int, ...], dst_shape: tuple[int, ...])
         channel = channel + (blocks - 1) * around[of_blocks].step
     one = Loop(1, (0, 0))
     outer, nearer = [one, one, *fused(around)][-2:]
-    return PlaneView(outer, nearer, inner, np.where(channel < channels, 1, 0), period, blocks, block_planes)
+    return PlaneView(outer, nearer, inner, np.where(channel < channels, 1, 0), blocks, block_planes)
 
 
 # ---------------------------------------------------------------- windows
@@ -285,10 +281,17 @@ class PoolBlocking:
         return is_narrow and self.is_global and self.has_contiguous_rows
 
     @property
+    def is_wide(self) -> bool:
+        """Whether vectors run over a pixel."""
+        return self.view.inner >= self.lanes and why_not_shuffled(self) is not None
+
+    @property
     def reduction(self) -> PoolReduction:
         """The reduction of the kernels, which are masked if channels that do not exist have to be zeroed."""
-        masked = self.is_odd or self.src.padded_shape(self.problem.src_shape)[1] > self.problem.ic
-        return PoolReduction(SUM if self.is_average else MAXIMUM, self.element.code, self.lanes, int(masked))
+        # Wide pixels of floats always are, by one operation for an output: so they share kernels.
+        lacks_channels = self.is_odd or self.src.padded_shape(self.problem.src_shape)[1] > self.problem.ic
+        masked = lacks_channels or (self.is_wide and not self.is_plane and self.element.is_float)
+        return PoolReduction(SUM if self.is_average else MAXIMUM, self.element.code, self.lanes, masked)
 
     @property
     def row_bytes(self) -> int:
@@ -367,7 +370,6 @@ class PoolBlocking:
             row_step=args.dh * s[0],
             col_step=args.dw * s[1],
             inner=v.inner,
-            mask_period=v.period * self.itemsize,
             blocks=v.blocks,
             block_planes=v.block_planes,
             planes=v.nearer.size,
@@ -417,7 +419,7 @@ def wide_tile(b: PoolBlocking) -> PoolTile | None:
         if columns <= most:
             read[pixels] = -(-p.ow // pixels) * (columns + 1)
     best = next(pixels for pixels in read if read[pixels] <= MORE * min(read.values()))
-    return PoolTile(best, b.lanes, _unrolled(p), p.kw, p.sw, p.dw, int(b.part > 0))
+    return PoolTile(best, b.lanes, _unrolled(p), p.kw, p.sw, p.dw)
 
 
 def _unrolled(problem: Pool2dProblem) -> int:

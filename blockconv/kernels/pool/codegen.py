@@ -66,7 +66,6 @@ class PoolTile:
     kw: int
     stride: int
     dilation: int
-    gathered: int = 0  # 1: a task gathers its source first
     shift: int = 0  # elements read before the first column: so vectors of columns begin at multiples of vectors
     partial: int = 0  # 1: the tile is a whole row, whose last vector has fewer elements
     left: int = 0  # first vectors of columns that some tile has outside the image, or in part

@@ -53,9 +53,8 @@ class PoolArgs(PoolOperands, ImageSizes):
     col_step = word("from a column of a window to the next", "bytes")
     integers = group(ConversionArguments, "where the image is of integers")
     inner = word("elements of a pixel", "elements", 0)
-    masks = word("from the table to a mask of ones over a pixel's elements; that of the last block follows", "bytes", 0)
+    masks = word("from the table to a mask of ones for a pixel or a row; that of the last block follows", "bytes", 0)
     mask_bytes = word("from a mask to the next", "bytes", 0)
-    mask_period = word("of elements of a pixel after which a mask begins anew", "bytes", 0)
     blocks = word("channel blocks that are planes of their own", "blocks", 0)
     block_planes = word("planes from a channel block to the next", "planes", 0)
     planes = word("planes of the inner of their two loops", "planes", 0)
@@ -67,6 +66,7 @@ class PoolArgs(PoolOperands, ImageSizes):
     plane_tasks = word("tasks of a plane", "tasks", 0)
     part = word("elements of a pixel that are computed for all rows before the next", "elements", 0)
     parts = word("such parts", "parts", 0)
+    gathered_row = word("from a row of a gathered image to the next; 0 where a task gathers nothing", "bytes", 0)
     line_elements = word("elements of a line, with margins that stand for the padding, or of a plane", "elements", 0)
     line_bytes = word("from a line to the next", "bytes", 0)
     flags = word("from the table to what `reduce_line` reads of columns: bytes for a row's elements, a tap", "bytes", 0)
@@ -173,8 +173,8 @@ def pool_tiles(reduction: PoolReduction, tile: PoolTile):
 
     A row's last tile, or a pixel's last vector, is moved back to be whole.
     """
-    lanes, masked, itemsize, held_bytes = reduction.lanes, reduction.masked, reduction.itemsize, reduction.held.itemsize
-    gathered, span, is_wide = tile.gathered, tile.span(reduction.lanes), tile.inner == reduction.lanes
+    lanes, itemsize, held_bytes = reduction.lanes, reduction.itemsize, reduction.held.itemsize
+    span, is_wide = tile.span(reduction.lanes), tile.inner == reduction.lanes
     # Columns count pixels, or elements where a vector has several pixels.
     unit, span, width = (1, span, tile.vectors) if is_wide else (tile.inner, span * lanes, tile.vectors * lanes)
 
@@ -184,8 +184,8 @@ def pool_tiles(reduction: PoolReduction, tile: PoolTile):
         if is_wide:
             e.store_padding(fill, a.integers.src.zero_point)
         s_row, s_col, d_col = a.s.row, a.s.col, a.d.col
-        if gathered:
-            s_row, s_col = a.iw * a.part * itemsize, a.part * itemsize
+        if a.gathered_row:
+            s_row, s_col = a.gathered_row, a.part * itemsize
         step, d_step = s_col, d_col
         if not is_wide:
             s_col, d_col, step, d_step = itemsize, itemsize, lanes * itemsize, lanes * itemsize
@@ -194,7 +194,7 @@ def pool_tiles(reduction: PoolReduction, tile: PoolTile):
             plane, oh_first, oh_last = start(a, task)
             for number in range(a.parts):
                 image, part = plane.src, number * a.part
-                if gathered:
+                if a.gathered_row:
                     image = _gathered_image(a, image, part * itemsize, oh_first, oh_last, scratch + LINE, s_col)
                 end = part + a.part if is_wide else 1
                 for oh in range(oh_first, oh_last):
@@ -214,7 +214,7 @@ def pool_tiles(reduction: PoolReduction, tile: PoolTile):
                                 dst=row.dst + done * d_col + i,
                                 d_step=d_step,
                                 scales=row.scales + done * held_bytes,
-                                mask=plane.mask + (i if is_wide else done * itemsize) % a.mask_period if masked else 0,
+                                mask=plane.mask + (i if is_wide else done * itemsize),
                                 count=outputs,
                                 edge=fill,
                                 column=column,
@@ -233,8 +233,8 @@ def pool_windows(reduction: PoolReduction, vectors, unroll, indices):
     reduced as whole vectors, which overlap with channels before. indices: 1 for maxima, by one vector, and where they
     are.
     """
-    lanes, masked = reduction.lanes, reduction.masked
-    itemsize, held_bytes, width = reduction.itemsize, reduction.held.itemsize, vectors * lanes
+    lanes, itemsize, held_bytes = reduction.lanes, reduction.itemsize, reduction.held.itemsize
+    width = vectors * lanes
 
     def kernel(args, first, last, scratch):
         a = held(PoolArgs(args))
@@ -252,7 +252,7 @@ def pool_windows(reduction: PoolReduction, vectors, unroll, indices):
                     src, dst, scale = row.src + column * a.s.col, row.dst + ow * a.d.col, row.scales + ow * held_bytes
                     for i in range(i_first, i_last, width):
                         at = max(0, min(i, a.inner - width)) * itemsize
-                        mask = plane.mask + at % a.mask_period if masked else 0
+                        mask = plane.mask + at
                         run = PoolRun(src + at, a.col_step, row.rows, a.row_step, dst + at, 0, scale, mask)
                         if indices:
                             of, to = row.ih * a.iw + column, a.idx + (dst + at - a.dst) // itemsize * 8

@@ -44,7 +44,7 @@ def pool_lines(reduction: PoolReduction, kh, kw, inner, stride, wide):
     kh, kw: of a window that is small enough to be unrolled, or 0. stride 1: a row is one contiguous extent, whatever
     `inner` is. Else vectors hold whole pixels of it. wide: 1, pixels are vectors or more. A line has a vector of each.
     """
-    lanes, masked, neutral = reduction.lanes, reduction.masked, reduction.neutral
+    lanes, neutral = reduction.lanes, reduction.neutral
     itemsize, held_bytes = reduction.itemsize, reduction.held.itemsize
     used = lanes if stride == 1 else lanes // inner * inner
     whole, vectors = int(used == lanes), 4 if stride < 3 else 1
@@ -81,9 +81,9 @@ def pool_lines(reduction: PoolReduction, kh, kw, inner, stride, wide):
                 dst, scales, mask, done = row.dst, row.scales, plane.mask, 0
                 if wide:
                     i = min(number % parts * lanes, a.inner - lanes) * itemsize
-                    dst, mask = dst + i, mask + i % a.mask_period
+                    dst, mask = dst + i, mask + i
                 while done < outputs:
-                    m = mask if wide or not masked else mask + done * itemsize % a.mask_period
+                    m = mask if wide else mask + done * itemsize
                     run = PoolRun(src, step, a.kw, tap_step, dst, d_step, scales, m, min(used, outputs - done))
                     count = 1
                     if whole and done + vectors * lanes <= outputs:
@@ -100,7 +100,7 @@ def pool_lines(reduction: PoolReduction, kh, kw, inner, stride, wide):
 @jit.kernel
 def pool_bins(reduction: PoolReduction):
     """A task is rows of outputs: the windows' rows into a line by vectors, then outputs one by one."""
-    itemsize, masked, held_bytes = reduction.itemsize, reduction.masked, reduction.held.itemsize
+    itemsize, held_bytes = reduction.itemsize, reduction.held.itemsize
     size, single, spec = reduction.lanes * itemsize, replace(reduction, lanes=1), LineSpec(held=1, result=1, spread=1)
 
     def kernel(args, first, last, scratch):
@@ -116,7 +116,7 @@ def pool_bins(reduction: PoolReduction):
                     column, cols = window_column(a, ow)
                     for i in range(a.inner):
                         at, to = line + (column * a.inner + i) * held_bytes, row.dst + (ow * a.inner + i) * itemsize
-                        m = plane.mask + i * itemsize % a.mask_period if masked else 0
+                        m = plane.mask + i * itemsize
                         reduce_line(one, spec, PoolRun(at, 0, cols, step, to, 0, row.scales + ow * held_bytes, m))
 
     return kernel

@@ -84,12 +84,13 @@ def table_of(
     return np.concatenate([np.stack([h.first, h.taps, lines], axis=1).ravel(), of_columns, held])
 
 
-def masks_of(b: PoolBlocking, elements: int) -> Block:
+def masks_of(b: PoolBlocking) -> Block:
     """Two masks over elements of pixels, of ones, and with zero bits for the last block's channels that do not exist.
 
-    Each holds so many elements, and as many as vectors read after them.
+    Each holds a wide pixel or a row of outputs, and as many elements as vectors read after them.
     """
-    exist = np.resize(b.view.exist, elements + MASK_VECTORS * b.lanes)
+    pixels = 1 if b.is_wide else b.problem.ow
+    exist = np.resize(b.view.exist, pixels * b.view.inner + MASK_VECTORS * b.lanes)
     bits = np.where(exist, -1, 0)
     if b.is_odd:  # the last pair that exists has its first channel alone
         bits[(exist > 0) & (np.roll(exist, -1) == 0)] = 0x0F
@@ -146,17 +147,11 @@ def _why_not_several(b: PoolBlocking) -> Reason | None:
 
 
 def _launch(
-    b: PoolBlocking,
-    kernel: Kernel,
-    args: PoolArgs,
-    tasks: tuple[int, int],
-    scratch: int,
-    table: Block,
-    elements: int = 0,
+    b: PoolBlocking, kernel: Kernel, args: PoolArgs, tasks: tuple[int, int], scratch: int, table: Block
 ) -> Launch:
-    """tasks: how many, and how many at a time. elements: after which the masks begin anew, if not the view's period."""
+    """tasks: how many, and how many at a time."""
     if b.reduction.masked:
-        masks = masks_of(b, elements or b.view.period)
+        masks = masks_of(b)
         args = args._replace(masks=table.nbytes, mask_bytes=masks.nbytes // 2)
         table = np.concatenate([table, masks])
     return Launch(kernel, args, *tasks, scratch, table)
@@ -177,8 +172,9 @@ def _tiles(b: PoolBlocking) -> Launch:
     inner, is_shuffled = b.view.inner, why_not_shuffled(b) is None
     tile, part = (shuffled_tile(b), inner) if is_shuffled else (wide_tile(b), b.part or inner)
     assert tile is not None
-    args = b.plane_args._replace(part=part, parts=inner // part)
-    scratch = pk.LINE + window_rows(b.problem, b.task_rows) * b.problem.iw * b.part * b.itemsize
+    gathered_row = 0 if is_shuffled else b.problem.iw * b.part * b.itemsize
+    args = b.plane_args._replace(part=part, parts=inner // part, gathered_row=gathered_row)
+    scratch = pk.LINE + window_rows(b.problem, b.task_rows) * gathered_row
     table = table_of(b, repeat=inner if is_shuffled else 1)
     return _launch(b, pk.pool_tiles(b.reduction, tile), args, b.tasks, scratch, table)
 
@@ -309,7 +305,7 @@ def _runs(b: PoolBlocking) -> Launch:
     args = b.plane_args._replace(flags=table.nbytes)
     kernel = pl.pool_runs(b.reduction, p.kh, p.kw, checked)
     buffer = (b.task_rows + (p.kh - 1) * p.dh) * b.row_bytes
-    return _launch(b, kernel, args, b.tasks, pk.LINE + buffer, np.concatenate([table, flags]), p.iw * inner)
+    return _launch(b, kernel, args, b.tasks, pk.LINE + buffer, np.concatenate([table, flags]))
 
 
 # ---------------------------------------------------------------- maxima and their indices

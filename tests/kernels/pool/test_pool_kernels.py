@@ -129,25 +129,25 @@ def test_indices(layout: str) -> None:
 
 
 def test_a_layout_is_planes_of_pixels_whatever_its_name() -> None:
-    """The fields: planes, elements of a pixel, those after which channels begin anew, blocks that are planes."""
+    """The fields: planes, elements of a pixel, blocks that are planes."""
     names = (*LAYOUTS, "CHWN", "HWCN", "aBcd24b", "Bcda8b", "acBd4b", "Bacd32b", "cdBa4b")
     found = {name: view(Layout(name), (3, 37, 5, 6), (3, 37, 5, 6)) for name in names}
-    assert {name: (v.planes, v.inner, v.period, v.blocks) for name, v in found.items()} == {
-        "NCHW": (111, 1, 1, 37),
-        "NHWC": (3, 37, 37, 1),
-        "NCHW4": (30, 4, 4, 10),
-        "NCHW8": (15, 8, 8, 5),
-        "NCHW16": (9, 16, 16, 3),
-        "NCHW32": (6, 32, 32, 2),
-        "NCHW64": (3, 64, 64, 1),
-        "CHWN4": (10, 12, 4, 10),
-        "CHWN": (37, 3, 1, 37),
-        "HWCN": (1, 111, 111, 1),
-        "aBcd24b": (6, 24, 24, 2),
-        "Bcda8b": (5, 24, 8, 5),
-        "acBd4b": (30, 4, 4, 10),
-        "Bacd32b": (6, 32, 32, 2),
-        "cdBa4b": (1, 120, 120, 1),
+    assert {name: (v.planes, v.inner, v.blocks) for name, v in found.items()} == {
+        "NCHW": (111, 1, 37),
+        "NHWC": (3, 37, 1),
+        "NCHW4": (30, 4, 10),
+        "NCHW8": (15, 8, 5),
+        "NCHW16": (9, 16, 3),
+        "NCHW32": (6, 32, 2),
+        "NCHW64": (3, 64, 1),
+        "CHWN4": (10, 12, 10),
+        "CHWN": (37, 3, 37),
+        "HWCN": (1, 111, 1),
+        "aBcd24b": (6, 24, 2),
+        "Bcda8b": (5, 24, 5),
+        "acBd4b": (30, 4, 10),
+        "Bacd32b": (6, 32, 2),
+        "cdBa4b": (1, 120, 1),
     }
     assert {name for name, v in found.items() if v.outer.size > 1} == {"acBd4b"}
     assert {name for name, v in found.items() if v.block_planes > 1} == {"Bacd32b"}
