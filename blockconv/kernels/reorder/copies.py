@@ -13,8 +13,8 @@ Blocks cut spans into pieces. So an offset that no block divides, a permutation 
 
 from __future__ import annotations
 
-import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -147,12 +147,17 @@ _ONE, _ALL = ColumnLoop(1, (0, 0), count=1), np.array([[0, 0, 1, COPY]], np.int6
 class CopyLoops(NamedTuple):
     """All extents of each column of each row are copied.
 
-    rows, extents: a `CopyPart` each.
+    row_parts, extent_parts: the parts of each dimension. `all_of` makes those of all, many of a large array.
     """
 
-    rows: Table
+    row_parts: list[Table]
     cols: ColumnLoop
-    extents: Table
+    extent_parts: list[Table]
+
+    @property
+    def turns(self) -> int:
+        """How many extents all rows have."""
+        return math.prod(map(len, self.row_parts + self.extent_parts))
 
     @property
     def contiguous(self) -> int:
@@ -161,10 +166,11 @@ class CopyLoops(NamedTuple):
 
     def moves(self, itemsize: int) -> float:
         """Moves of a cache line at the most; each filled element is one."""
-        _, _, sizes, actions = self.extents.T
+        longest = max((_ALL, *self.extent_parts), key=lambda part: part[:, 2].max())  # others have sizes of one
+        *_, sizes, actions = longest.T
         lines = sizes * itemsize / LINE
         each = np.where(actions != COPY, sizes, np.where(sizes == self.contiguous, lines, np.ceil(lines)))
-        return float(each.sum()) * self.cols.size * len(self.rows)
+        return float(each.sum()) / len(longest) * self.turns * self.cols.size
 
 
 @bounded_cache
@@ -186,10 +192,7 @@ def loops_of(copied: Copied, src: Layout, dst: Layout) -> CopyLoops | None:
     cols, dims = _longest([None if loop is None or loop.dim in inner else loop for loop in loops])
     order = sorted(range(len(pieces)), key=lambda dim: -pieces[dim][0].dst_step)
     rest = [dim for dim in order if dim not in dims]
-    rows, extents = (
-        functools.reduce(_product, (_parts(pieces[dim]) for dim in rest if (dim in inner) == is_inner), _ALL)
-        for is_inner in (False, True)
-    )
+    rows, extents = ([_parts(pieces[dim]) for dim in rest if (dim in inner) == is_inner] for is_inner in (False, True))
     return CopyLoops(rows, cols, extents)
 
 
@@ -225,10 +228,13 @@ def _parts(pieces: Sequence[_Piece]) -> Table:
     return np.array(found, np.int64)
 
 
-def _product(one: Table, other: Table) -> Table:
-    """The parts of two dimensions."""
-    x, y = one[:, None], other[None]
-    return np.concatenate([x[..., :2] + y[..., :2], np.maximum(x[..., 2:], y[..., 2:])], axis=-1).reshape(-1, 4)
+def all_of(parts: Sequence[Table]) -> Table:
+    """The parts of several dimensions, a `CopyPart` each."""
+    found = _ALL
+    for part in parts:
+        x, y = found[:, None], part[None]
+        found = np.concatenate([x[..., :2] + y[..., :2], np.maximum(x[..., 2:], y[..., 2:])], axis=-1).reshape(-1, 4)
+    return found
 
 
 class CopyBlocking(NamedTuple):
@@ -242,16 +248,16 @@ class CopyBlocking(NamedTuple):
     chunk: int
 
 
-def blocking_of(loops: CopyLoops, itemsize: int, threads: int) -> CopyBlocking:
-    """How a copy is cut into tasks."""
-    sizes, count, cols = loops.extents[:, 2] * itemsize, len(loops.extents), loops.cols.size
+def blocking_of(loops: CopyLoops, sizes: Table, itemsize: int, threads: int) -> CopyBlocking:
+    """How a copy is cut into tasks. sizes: of its extents, in elements."""
+    sizes, count, cols = sizes * itemsize, len(sizes), loops.cols.size
     total, largest = int(sizes.sum()), int(sizes.max())
     is_long = loops.contiguous * itemsize == largest
     least, nbytes = (-(-EXTENT // largest), LARGE_TASK) if is_long else (COLUMNS, TASK_BYTES)
     width = min(cols, max(least, nbytes // total))
     col_tasks = -(-cols // width)
     width = -(-cols // col_tasks)
-    row_parts = len(loops.rows) * col_tasks
+    row_parts = loops.turns // count * col_tasks
     extents = max(1, min(count, nbytes * count // (width * total)))
     if row_parts * -(-count // extents) < 4 * threads:
         extents = max(1, min(extents, count * row_parts // (4 * threads)))

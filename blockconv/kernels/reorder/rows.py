@@ -38,7 +38,7 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.transposed_tile import DENSE_DST, DENSE_SRC
 from blockconv.kernels.reorder.blocking import TransposeBlocking, transpose_blocking
-from blockconv.kernels.reorder.copies import Copied, CopyLoops, CopySpan, Table, blocking_of, loops_of
+from blockconv.kernels.reorder.copies import Copied, CopyLoops, CopySpan, Table, all_of, blocking_of, loops_of
 from blockconv.kernels.reorder.kernels import (
     COPY,
     FILL,
@@ -152,14 +152,14 @@ def _whole(shape: Shape) -> tuple[tuple[CopySpan, ...], ...]:
 def _copy_op(loops: CopyLoops, elements: MovedElements, filled: int, threads: int, stream: bool) -> Launch:
     """The op that copies extents. filled: the bits of filled elements; `elements` has those of the padding."""
     moved, cols = elements.moved, loops.cols
-    read, written = moved.src_bytes, moved.dst_bytes
-    sizes, lanes, one_vector = loops.extents[loops.extents[:, 3] == COPY, 2], 0, False
+    read, written, extents = moved.src_bytes, moved.dst_bytes, all_of(loops.extent_parts)
+    sizes, lanes, one_vector = extents[extents[:, 3] == COPY, 2], 0, False
     if moved.is_converted:
         lanes = min(CONVERTED_LANES, 1 << int(sizes.max(initial=1)).bit_length() - 1)
         one_vector = lanes != loops.contiguous and bool((sizes == lanes).all())
-    table = np.concatenate([loops.extents, loops.rows]) * np.array((read, written, 1, 1))
+    table = np.concatenate([extents, all_of(loops.row_parts)]) * np.array((read, written, 1, 1))
     stream = stream and not lanes and not np.any(np.append(table[:, 1], [cols.dst, *sizes * written]) % LINE)
-    blocking = blocking_of(loops, moved.itemsize, threads)
+    blocking = blocking_of(loops, extents[:, 2], moved.itemsize, threads)
     args = fill(
         CopyArgs,
         blocking,
@@ -169,7 +169,7 @@ def _copy_op(loops: CopyLoops, elements: MovedElements, filled: int, threads: in
         fill=filled,
         zero=elements.fill,
         conversion=elements.conversion,
-        extents=len(loops.extents),
+        extents=len(extents),
         cols=cols.size,
         begin=cols.begin,
         end=cols.begin + cols.count,
@@ -212,7 +212,7 @@ def _copies(request: Request, quantizations: Quantizations, padding: int, stream
         m, written = request.machine, dst.size(p.dst_shape)
         read = src.size(p.shape) if is_reorder else written
         some = [found for _, found in loops()]
-        turns = sum(len(found.rows) * len(found.extents) for found in some)
+        turns = sum(found.turns for found in some)
         moves = sum(found.moves(types.dst.itemsize) for found in some)
         seconds = moves * MOVE * m.scalar_seconds() + turns * TURN_CYCLES * m.cycle_seconds()
         if is_reorder or not all(plain):
