@@ -97,9 +97,9 @@ class Fallback:
 
     def read(self, node: Any) -> None:
         """Make ops, constants or a foreign node of a node."""
-        place = len(self._order)
+        position = len(self._order)
         self._order.append(node)
-        self._makers |= dict.fromkeys(filter(None, node.output), place)
+        self._makers |= dict.fromkeys(filter(None, node.output), position)
         if not self._unknown.isdisjoint(reads_of(node)):
             self._leave(node, {})
             return
@@ -122,7 +122,7 @@ class Fallback:
         if node.domain == BLOCKED:  # ONNX Runtime would take the channels' order for its own
             raise UnsupportedError(f"{OP}: not supported: {title(node)}: {BLOCKED}.{node.op_type} of such operands")
         self.scope.drop(first)
-        self._foreign.add(place)
+        self._foreign.add(position)
         try:
             self._make_foreign(node)
         except Unsupported as error:
@@ -247,16 +247,16 @@ class Fallback:
         """The first outputs of cheap nodes that stand between foreign ones alone: with them, two parts are one."""
         if len(self._foreign) < 2:
             return set()
-        nodes = {place: node for place, node in enumerate(self._order) if self._array(first_of(node)) is None}
+        nodes = {position: node for position, node in enumerate(self._order) if self._array(first_of(node)) is None}
         readers: dict[str, set[int]] = {}
-        for place, node in nodes.items():
+        for position, node in nodes.items():
             for name in reads_of(node):
-                readers.setdefault(name, set()).add(place)
-        cheap = {place for place, n in nodes.items() if n.op_type in _MOVES | _EACH and not n.domain} - self._foreign
+                readers.setdefault(name, set()).add(position)
+        cheap = {k for k, n in nodes.items() if n.op_type in _MOVES | _EACH and not n.domain} - self._foreign
         known: set[int] = set()
 
-        def is_between(place: int) -> bool:
-            node = nodes[place]
+        def is_between(position: int) -> bool:
+            node = nodes[position]
             makers = {self._makers.get(name, -1) for name in reads_of(node) if self._array(name) is None}
             takers = set[int]().union(*(readers.get(name, ()) for name in node.output))
             ends = makers and takers and given.isdisjoint(node.output)
@@ -264,8 +264,8 @@ class Fallback:
 
         given = {*outputs}
         while known != (known := self._foreign | cheap):
-            cheap = {place for place in cheap if is_between(place)}
-        return {first_of(nodes[place]) for place in cheap}
+            cheap = {position for position in cheap if is_between(position)}
+        return {first_of(nodes[position]) for position in cheap}
 
     # -- what waits for data
 
@@ -280,8 +280,8 @@ class Fallback:
             return None, names
         makers = [self._order[self._makers[name]] for name in late if name not in self._unknown]
         first = [*makers, *(n for n in self.late if self._odd.keys() >= self._unknown & {*reads_of(n)})]
-        places = [id(node) for node in first]
-        after = [node for node in self.late if id(node) not in places]
+        chosen = [id(node) for node in first]
+        after = [node for node in self.late if id(node) not in chosen]
         model, reads = self._loose([*first, *after], late)
         constants = self._constants(reads)
         head, follows, again = None, (), None
@@ -328,15 +328,15 @@ class Fallback:
         constants: dict[str, Any] = {}
         waiting = [self._makers[first_of(one)] for one in nodes]
         while waiting:
-            found.add(place := waiting.pop())
-            for name in reads_of(self._order[place]):
+            found.add(position := waiting.pop())
+            for name in reads_of(self._order[position]):
                 if name in self._unknown or self._is_plain(name):
                     continue
                 if name in self._makers:
                     waiting += {self._makers[name]} - found
                 else:
                     constants[name] = self._text_constant(name)
-        return [*constants.values(), *(_named(self._order[place]) for place in sorted(found))]
+        return [*constants.values(), *(_named(self._order[position]) for position in sorted(found))]
 
     def _text_constant(self, name: str) -> Any:
         """A node that makes a constant which is no array of numbers."""
