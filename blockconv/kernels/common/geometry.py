@@ -118,8 +118,7 @@ def geometry(layout: Layout, shape: Shape, itemsize: int) -> Geometry:
         strides[axis.dim, axis.step] = axis.stride * itemsize
     length, (height, width) = layout.blocks[1], shape[2:]
     block, channel = strides[1, length], strides[1, 1]
-    # Where an image is one pixel, the order of its axes says whether pixels or channels are contiguous.
-    if length == 1 and channel == itemsize and (height * width > 1 or layout.outer.index(1) > layout.outer.index(2)):
+    if length == 1 and channel == itemsize:
         length = NO_BLOCK
     n, row, col = (strides[dim, 1] for dim in (0, 2, 3))
     if height == 1:

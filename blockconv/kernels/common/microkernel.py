@@ -166,26 +166,53 @@ def _finish(spec: TileSpec, run: TileRecord, record, accs: list[Any]) -> None:
     accs = real_accumulators(spec, (run.bia, run.scales), run.activation, accs)
 
     def apart() -> None:
-        v = tile.code()
-        memory = v.spilled(accs)
-        call_kernel.emit(run.part, record, run.dst, memory, const(0))
+        v, part = tile.code(), part_of(tile)
+        memory, size = v.spilled(accs), tile.pixels * tile.vectors * v.bytes
+        for row in range(tile.rows):
+            at, pixels = memory + row * size, const(tile.pixels // part.pixels)
+            call_kernel.emit(run.part, record, run.dst + row * run.dst_row, at, pixels)
 
     finish(tile, run, accs, apart if spec.parted else None)
 
 
+def part_of(tile: Tile) -> Tile:
+    """What `finish_part` stores of a tile at once: a pixel, or a row of planes."""
+    return tile._replace(rows=1, pixels=tile.pixels if tile.store_width == 1 else 1)
+
+
 @jit.kernel
 def finish_part(tile: Tile):
-    """Store a tile that lacks channels, of its `TileRecord`, its destination, and the address of its accumulators."""
+    """Store a row that lacks channels, of so many `part_of` a tile. A kernel is for tiles of any number of pixels.
+
+    Its arguments: the tile's `TileRecord`, the row's destination, the address of its accumulators, and how many.
+    """
+    size = tile.pixels * tile.vectors
 
     @emitted
-    def store(record, dst, accs):
-        run, v = TileRecord.load(record)._replace(dst=dst), tile.code()
-        slots = v.slots(tile.rows * tile.pixels * tile.vectors, v.zero)
-        v.restore(slots, accs)
-        TileEpilogue(tile, run, masked=True).finish(slots)
+    def store(record, dst, accs, count):
+        run, v = TileRecord.load(record), tile.code()
 
-    def kernel(record, dst, accs):
-        store(record, dst, accs)
+        def each(run, step: Callable[[TileEpilogue, list[Any], Any], None]) -> None:
+            with counted(count) as number:
+                at = accs + number * (size * v.bytes)
+                slots = v.slots(size, v.zero)
+                v.restore(slots, at)
+                step(TileEpilogue(tile, run._replace(dst=dst + number * run.dst_pixel), masked=True), slots, at)
+
+        def sum_up(epilogue: TileEpilogue, slots: list[Any], at) -> None:
+            epilogue.add_residual(slots)
+            v.spill(slots, at)
+
+        if tile.store_width > 1:  # one call computes the activation of all pixels
+            with build.if_then(truth(run.residual | run.activate), likely=False):
+                each(run, sum_up)
+                with build.if_then(truth(run.activate)):
+                    call_kernel.emit(run.activate, accs, count * size, run.activation, const(0))
+            run = run._replace(residual=const(0), activate=const(0))
+        each(run, lambda epilogue, slots, at: epilogue.finish(slots))
+
+    def kernel(record, dst, accs, count):
+        store(record, dst, accs, count)
 
     return kernel
 

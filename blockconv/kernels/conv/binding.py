@@ -30,7 +30,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.activation import activation_kernel
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
-from blockconv.kernels.common.microkernel import finish_part, lines_ahead
+from blockconv.kernels.common.microkernel import finish_part, lines_ahead, part_of
 from blockconv.kernels.common.operands import conv_operands
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tile_record import TileRecord
@@ -300,7 +300,7 @@ class _Binding:
         by_unit = is_instruction(self.dot)
         return {
             "tile": self.tiles.kernel(spec).address,
-            "part": finish_part(spec.finished).address if self.lacks_channels else 0,
+            "part": finish_part(part_of(spec.finished)).address if self.lacks_channels else 0,
             "activate": activation_kernel(epilogue.activation, spec.finished.code()),
             "enter": configure(*self.tiles.register_sizes()).address if by_unit else 0,
             "leave": release().address if by_unit else 0,
