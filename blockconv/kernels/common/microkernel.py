@@ -192,24 +192,24 @@ def finish_part(tile: Tile):
     def store(record, dst, accs, count):
         run, v = TileRecord.load(record), tile.code()
 
-        def each(run, step: Callable[[TileEpilogue, list[Any], Any], None]) -> None:
+        def each(run: TileRecord, sums: bool) -> None:
             with counted(count) as number:
-                at = accs + number * (size * v.bytes)
-                slots = v.slots(size, v.zero)
+                at, slots = accs + number * (size * v.bytes), v.slots(size, v.zero)
                 v.restore(slots, at)
-                step(TileEpilogue(tile, run._replace(dst=dst + number * run.dst_pixel), masked=True), slots, at)
-
-        def sum_up(epilogue: TileEpilogue, slots: list[Any], at) -> None:
-            epilogue.add_residual(slots)
-            v.spill(slots, at)
+                epilogue = TileEpilogue(tile, run._replace(dst=dst + number * run.dst_pixel), masked=True)
+                if sums:
+                    epilogue.add_residual(slots)
+                    v.spill(slots, at)
+                else:
+                    epilogue.finish(slots)
 
         if tile.store_width > 1:  # one call computes the activation of all pixels
             with build.if_then(truth(run.residual | run.activate), likely=False):
-                each(run, sum_up)
+                each(run, sums=True)
                 with build.if_then(truth(run.activate)):
                     call_kernel.emit(run.activate, accs, count * size, run.activation, const(0))
             run = run._replace(residual=const(0), activate=const(0))
-        each(run, lambda epilogue, slots, at: epilogue.finish(slots))
+        each(run, sums=False)
 
     def kernel(record, dst, accs, count):
         store(record, dst, accs, count)

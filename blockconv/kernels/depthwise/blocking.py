@@ -9,7 +9,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.target import Isa
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED, Dot, dot_for
-from blockconv.kernels.common.gathering import TOGETHER, is_beyond, is_crowded, is_wide, rows_that_stay, window_rows
+from blockconv.kernels.common.gathering import TOGETHER, is_beyond, is_crowded, rows_that_stay, window_rows
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, window_axis
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
@@ -25,8 +25,10 @@ MOST_PICKED = 10  # vectors of a row in which every second pixel is picked, wher
 _INTERLEAVED, _FINISHED, _PACKED = 11, 30, 16
 WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
 MOST_TAPS = 11  # that are unrolled
-MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
-LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
+# Accumulators along the unrolled axis of a tile of floats, by the machine's vector registers: with fewer of them, tiles
+# of two rows would read too much again.
+MOST_OUTPUTS = {32: 7, 16: 10}
+LEAST_OUTPUTS = {32: 14, 16: 7}  # of a tile, that hide latencies, and what it costs besides its arithmetic
 MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of vectors of bytes, each of several
 # For a tile of floats: registers beside accumulators and weights; multiply-adds, which are all unrolled; accumulators
 # of a row that is spilled.
@@ -49,22 +51,18 @@ class AxisTiling(NamedTuple):
     border: int
 
 
-def lines_bind(isa: Isa) -> bool:
-    """Whether a tile of floats may wait for cache lines: a vector is a line, and is not computed in two halves.
+def outputs(machine: Machine, types: Types, across: int = 1) -> tuple[int, int]:
+    """(the most vectors of outputs along the unrolled axis of a tile, the least of a tile).
 
-    Where arithmetic takes twice as long for a line, saving fetches made no difference (Zen 4).
+    across: outputs that the other axis has. Where it has two, tiles fetch each line fewer times.
     """
-    return isa.name == "avx512" and not isa.halves
-
-
-def outputs(machine: Machine, types: Types) -> tuple[int, int]:
-    """(most, least) vectors of outputs of a tile."""
     registers = machine.registers
     if not types.acc.is_float:
         return MOST_OF_BYTES[registers], LEAST_OF_BYTES[registers]
-    most = MOST_OUTPUTS[registers]
-    # With 128-bit vectors a tile is little arithmetic: more vectors share what a tile costs besides.
-    return most, most if machine.isa.vector_bytes == 16 else LEAST_OUTPUTS[registers]
+    most, least = MOST_OUTPUTS[registers], LEAST_OUTPUTS[registers]
+    if machine.isa.vector_bytes == 16:  # a tile is little arithmetic: more vectors share what a tile costs besides
+        least = max(most, least)
+    return max(most, -(-least // max(1, across))), least
 
 
 def computed(outputs: int, of_tile: int) -> int:
@@ -93,15 +91,6 @@ def tile_axis(request: Request, x: str, most: int) -> AxisTiling:
         return AxisTiling(outputs, 0, 0, 0, 0)
     border = max(axis.begin, axis.end, axis.kernel // 2 * axis.dilation)  # the usual padding at the least
     return AxisTiling(outputs, axis.kernel, axis.stride, axis.dilation, border)
-
-
-def may_halve(request: Request, outputs_of_tile: int) -> bool:
-    """Whether tiles may have half as many outputs along the unrolled axis, and twice as many along the other one.
-
-    They may where lines bind and registers hold no more. With fewer registers such tiles would read too much again.
-    """
-    machine, types = request.machine, request.types
-    return lines_bind(machine.isa) and types.acc.is_float and outputs_of_tile == outputs(machine, types)[0]
 
 
 # ---------------------------------------------------------------- tiles of whole rows, whose columns are known
@@ -338,17 +327,7 @@ def blocking(request: Request) -> DepthwiseBlocking | Reason:
     stay = entries_that_stay(m, problem, strides, each, at.together, window_rows(problem, at.loops), request.src_bytes)
     if stay:
         return replace(at, together=stay)
-    return _in_two_rows(request, at) if is_wide(m, strides, types.src.itemsize) else at
-
-
-def _in_two_rows(request: Request, at: DepthwiseBlocking) -> DepthwiseBlocking:
-    """With tiles of two rows, which fetch each line fewer times, where a pixel's lines are many and none stays near.
-
-    (144 channels of 56x56 in NHWC: 1.15 times as fast.)
-    """
-    if not may_halve(request, at.unrolled):
-        return at
-    return replace(at, unrolled=at.unrolled // 2, loops=min(request.problem.oh, 2))
+    return at
 
 
 def _in_place(request: Request) -> DepthwiseBlocking | Reason:
@@ -447,7 +426,7 @@ def _over_pixels(
 ) -> DepthwiseBlocking | str:
     """Vectors along a row, of pixels that repeat a block's channels."""
     p, types, machine = request.problem, request.types, request.machine
-    isa, (most, least), pixel = machine.isa, outputs(machine, types), block * (p.n if batched else 1)
+    isa, pixel = machine.isa, block * (p.n if batched else 1)
     if request.anchor is not None:
         found = None  # whole rows are compiled for their columns
     elif types.acc.is_float:
@@ -461,13 +440,10 @@ def _over_pixels(
         return f"cannot fill a vector of {lanes} elements with pixels of {pixel} elements at stride {p.sw}"
     else:
         packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
+        vectors = -(-(request.anchor or p).ow * pixel // lanes)
+        most, least = outputs(machine, types, vectors)
         tiling = tile_axis(replace(request, anchor=None) if packed else request, "h", most)  # tiles of bytes are low
-        # A tile of half the rows, with as many outputs, has half as many streams, twice as wide. It is 1.1 times as
-        # fast (NCHW8 of 56x56), unless windows are as high as the tile.
-        if p.sw == 1 and p.kh < most // 2 and may_halve(request, tiling.unrolled):
-            tiling = tiling._replace(unrolled=most // 2)
-        own = request.anchor or p
-        loops = min(-(-own.ow * pixel // lanes), -(-least // tiling.unrolled))
+        loops = min(vectors, -(-least // tiling.unrolled))
         masks = 0 if packed else 1 if isa.name == "avx512" or not tiling.taps else 2
         inner = pixel if p.sw > 1 else 1
     shape = lanes, block, p.sw, inner, loops, *tiling, masks, lanes, 0
@@ -476,9 +452,9 @@ def _over_pixels(
 
 def _tiles_of_pixels(request: Request, one_by_one: bool = False) -> tuple[AxisTiling, int]:
     """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
-    most, least = outputs(request.machine, request.types)
-    tiling = tile_axis(request, "w", 1 if one_by_one else most)
     rows = min((request.anchor or request.problem).oh, request.problem.oh)
+    most, least = outputs(request.machine, request.types, rows)
+    tiling = tile_axis(request, "w", 1 if one_by_one else most)
     return tiling, _sizes(-(-least // tiling.unrolled), rows)[0]
 
 
