@@ -450,11 +450,15 @@ def _over_pixels(
     return DepthwiseBlocking(*shape, batched, pixel, runs, block, together=1, whole=found is not None)
 
 
-def _tiles_of_pixels(request: Request, one_by_one: bool = False) -> tuple[AxisTiling, int]:
-    """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
-    rows = min((request.anchor or request.problem).oh, request.problem.oh)
-    most, least = outputs(request.machine, request.types, rows)
-    tiling = tile_axis(request, "w", 1 if one_by_one else most)
+def _tiles_of_pixels(request: Request, planes: bool = False) -> tuple[AxisTiling, int]:
+    """(tiling of the width, rows) of tiles whose vectors are a pixel's.
+
+    planes: a row of a tile is stored in planes at once, or pixel by pixel where these are not contiguous.
+    """
+    p, apart = request.problem, request.destination.col != request.types.dst.itemsize
+    rows = min((request.anchor or p).oh, p.oh)
+    most, least = outputs(request.machine, request.types, 1 if planes else rows)
+    tiling = tile_axis(request, "w", 1 if planes and apart and p.ow > 1 else most)
     return tiling, _sizes(-(-least // tiling.unrolled), rows)[0]
 
 
@@ -490,8 +494,7 @@ def _over_channels(request: Request, padded: int, lanes: int) -> DepthwiseBlocki
     if not types.acc.is_float and m == 1 and s.length == d.length == NO_BLOCK and p.ic > lanes and masked:
         runs = (*runs[:-1], ChannelRun(p.oc - lanes, lanes, p.ic - lanes))
         masked = 0
-    scattered = d.length == 1 and p.ow > 1 and d.col != types.dst.itemsize
-    tiling, loops = _tiles_of_pixels(request, one_by_one=scattered)
+    tiling, loops = _tiles_of_pixels(request, planes=d.length == 1)
     together = sum(run.first < (p.oc if s.length == NO_BLOCK else s.length * m) for run in runs)
     pixel = s.length
     return DepthwiseBlocking(
