@@ -269,9 +269,13 @@ def learn_overloads() -> None:
 
 
 def emit(builder, body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """Emit the code of a kernel's body. It takes the first of these arguments, as views of blocks where it says so."""
+    """Emit the code of a kernel's body. It takes the first of these arguments, as views of blocks where it says so.
+
+    An `emitted` body has the arguments of its function.
+    """
     lowered.builder = builder
-    kinds = [parameter.annotation for parameter in inspect.signature(body, eval_str=True).parameters.values()]
+    written = body.emit if isinstance(body, Emitted) else body
+    kinds = [parameter.annotation for parameter in inspect.signature(written, eval_str=True).parameters.values()]
     given = [kind.view_at(x) if hasattr(kind, "view_at") else x for kind, x in zip(kinds, arguments, strict=False)]
     call(body, tuple(given), {})
 

@@ -49,9 +49,10 @@ print(*[sum(text.count("%" + register) for text in texts) for register in ("zmm"
 
 
 SHUFFLED = """
+from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 # Three pixels of bytes, of vectors of eight channels, are stored as planes: the other five are undefined.
-spec = TileSpec(20, 0, 2, 3, 2, 8, 16, 1, 0, 1, 0, 0, 0, 1, 0, 0, dot=2, dst=33)
+spec = TileSpec(20, 0, 2, 3, 2, 8, 16, 1, 0, DENSE, dot=2, dst=33)
 print(*(line.split()[0] for line in conv_tile.compile(*spec).code.asm().splitlines() if line.strip()))
 """
 

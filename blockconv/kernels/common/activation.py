@@ -90,10 +90,7 @@ def activate_vectors(element: ElementType, lanes, fma):
                 at = address + n * v.bytes
                 v.store(code(v.load(at)), at)
 
-    def kernel(address, count, act):
-        each(address, count, act)
-
-    return kernel
+    return each
 
 
 def activation_kernel(kind: int, v: Vectors) -> int:

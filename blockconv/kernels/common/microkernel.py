@@ -40,12 +40,13 @@ UNROLLED = 2
 class TileSpec(NamedTuple):
     """The compile-time parameters of a microkernel: a tile, its source's strides, its stores, and how groups share it.
 
-    The fields from `element` to `lanes` are those of `Tile`. From `groups` on come the fields of `Shared`, where more
-    than one group shares a vector. A step may then be several taps, and the channels are unrolled.
+    The fields from `element` to `lanes` are those of `Tile`. Where more than one group shares a vector, a step may be
+    several taps, and the channels are unrolled.
 
     step: channels of a block of the source, which each full step takes.
     store_width: contiguous destination channels, which one store writes; 1 is NCHW.
     act: an `ActivationKind`.
+    shared: how groups share a vector.
     has_parts: whether stores are at irregular offsets, from a table.
     dot: the number of the multiply-accumulate (`Dot`). `step` counts the elements that it takes at once, of one channel
         or several.
@@ -57,8 +58,6 @@ class TileSpec(NamedTuple):
     burst: whether a turn of channels prefetches as many lines as it reads, as Winograd's short reductions have to.
     src_channel: bytes between the sources of two channels of a step, where these are not contiguous.
     cut: whether tiles leave out taps that find only padding.
-    parted: whether another kernel stores tiles that lack channels (`TileRecord.part`): code that many problems do not
-        need takes LLVM as long as all else of a tile.
     wei_width: of a `pixel_tile`, output channels of a block of packed weights; the tile takes the first. 0: it takes
         all.
     """
@@ -72,13 +71,7 @@ class TileSpec(NamedTuple):
     step: int
     store_width: int
     act: int
-    groups: int
-    group_ic: int
-    group_oc: int
-    pitch: int
-    taps: int
-    tap_step: int
-    px_step: int
+    shared: Shared
     has_parts: int = 0
     dot: int = 0
     dst: int = 0
@@ -89,7 +82,6 @@ class TileSpec(NamedTuple):
     burst: int = 0
     src_channel: int = 0
     cut: bool = False
-    parted: int = 0
     wei_width: int = 0
 
     @property
@@ -101,10 +93,6 @@ class TileSpec(NamedTuple):
     def finished(self) -> Tile:
         """The tile as it is stored."""
         return self.tile.stored_as(self.dst, self.rounding)
-
-    @property
-    def shared(self) -> Shared:
-        return Shared(*self[9:16])
 
     @property
     def unrolled(self) -> int:
@@ -172,7 +160,7 @@ def _finish(spec: TileSpec, run: TileRecord, record, accs: list[Any]) -> None:
             at, pixels = memory + row * size, const(tile.pixels // part.pixels)
             call_kernel.emit(run.part, record, run.dst + row * run.dst_row, at, pixels)
 
-    finish(tile, run, accs, apart if spec.parted else None)
+    finish(tile, run, accs, apart)
 
 
 def part_of(tile: Tile) -> Tile:
@@ -211,10 +199,7 @@ def finish_part(tile: Tile):
             run = run._replace(residual=const(0), activate=const(0))
         each(run, sums=False)
 
-    def kernel(record, dst, accs, count):
-        store(record, dst, accs, count)
-
-    return kernel
+    return store
 
 
 def _reduce_block(spec: TileSpec, run: TileRecord, record) -> None:

@@ -117,7 +117,4 @@ def kernel_of_tiles(compute: Callable[[TileRecord, Any, Any], None], spec, kept:
             )
             compute(of_tile, record, spec)
 
-    def kernel(record):
-        compute_tiles(record)
-
-    return kernel
+    return compute_tiles

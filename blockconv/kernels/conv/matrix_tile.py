@@ -122,10 +122,7 @@ def configure(*sizes):
         build.store(kind(words), to, align=8)
         call_llvm("llvm.x86.ldtilecfg", None, [pointer(at, I8)])
 
-    def kernel(at):
-        load_configuration(at)
-
-    return kernel
+    return load_configuration
 
 
 @jit.kernel
@@ -136,10 +133,7 @@ def release():
     def release_registers():
         call_llvm("llvm.x86.tilerelease", None, [])
 
-    def kernel():
-        release_registers()
-
-    return kernel
+    return release_registers
 
 
 # ---------------------------------------------------------------- the reduction

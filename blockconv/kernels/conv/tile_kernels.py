@@ -32,7 +32,7 @@ class Tiles(NamedTuple):
         if self.blocking.dot.is_matrix:
             family = matrix_pixel_tile.matrix_pixel_tile if along_pixels else matrix_tile.matrix_tile
             return family(spec)
-        return pixel_tile(spec) if along_pixels else conv_tile(spec._replace(parted=1))
+        return pixel_tile(spec) if along_pixels else conv_tile(spec)
 
     def register_sizes(self) -> list[int]:
         """The arguments of `configure`, for a unit that multiplies matrices."""
@@ -67,14 +67,13 @@ class Tiles(NamedTuple):
 
     def spec(self, epilogue: Epilogue) -> TileSpec:
         """The tile's parameters."""
-        blocking, shared = self.blocking, self.blocking.shared
+        blocking = self.blocking
         lanes, along_pixels = blocking.pixel_lanes or blocking.lanes, blocking.pixel_lanes > 0
         store_width = lanes if along_pixels else blocking.store_width or lanes
         spec = fill(
             TileSpec,
             self,
             blocking,
-            shared,
             element=self.types.acc.code,
             fma=self.isa.fma and self.types.acc.is_float,
             lanes=lanes,

@@ -242,7 +242,7 @@ def _aligned(nbytes: int) -> int:
 def _tile(request: Request, at: WeightsBlocking, lines: int):
     """The microkernel, whose pixels are lines: neighbours in a packed window."""
     acc, shape = request.types.acc, (1, lines, at.vectors, at.lanes)
-    spec = TileSpec(acc.code, request.machine.isa.fma, *shape, 1, at.lanes, 0, *DENSE, dot=at.dot.number, k_blocked=1)
+    spec = TileSpec(acc.code, request.machine.isa.fma, *shape, 1, at.lanes, 0, DENSE, dot=at.dot.number, k_blocked=1)
     return conv_tile(spec)
 
 

@@ -24,7 +24,7 @@ from blockconv.core.python import zipped
 from blockconv.core.types import FLOATS, ElementType, element
 from blockconv.jit.records import fill
 from blockconv.kernels.common.interleaved import DENSE
-from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
+from blockconv.kernels.common.microkernel import TileSpec, conv_tile, finish_part, lines_ahead, part_of
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import tasks_wanted
 from blockconv.kernels.common.tile_record import TileRecord
@@ -69,7 +69,7 @@ def product_words(
     spec = fill(
         TileSpec,
         x,
-        DENSE,
+        shared=DENSE,
         element=x.element.code,
         fma=fma,
         rows=1,
@@ -79,6 +79,7 @@ def product_words(
         dst=dst.code if dst != x.element else 0,
     )
     record = TileRecord.with_zeros(
+        part=finish_part(part_of(spec.finished)).address,
         runs=1,
         rows=1,
         run_steps=full,

@@ -178,12 +178,12 @@ def _tile_kernel(at: WinogradBlocking, isa: Isa) -> jit.Kernel:
     """
     fma, out_lanes = isa.fma and not at.form.exact, at.out_lanes
     if at.images:
-        tile = 1, at.tile_channels, at.tile_pixels, at.lanes, at.ic_block, at.lanes, ActivationKind.NONE, *DENSE
+        tile = 1, at.tile_channels, at.tile_pixels, at.lanes, at.ic_block, at.lanes, ActivationKind.NONE, DENSE
         apart = at.block_tiles * at.lanes * ITEMSIZE
         return pixel_tile(TileSpec(ELEMENT.code, fma, *tile, src_channel=apart, wei_width=at.width))
-    numbers = 1, at.tile_pixels, at.vectors, out_lanes, at.elements(at.ic_block), out_lanes, ActivationKind.NONE, *DENSE
+    numbers = 1, at.tile_pixels, at.vectors, out_lanes, at.elements(at.ic_block), out_lanes, ActivationKind.NONE, DENSE
     element, dot = (PRODUCT, at.dot.number) if at.form.exact else (ELEMENT, MULTIPLY_ADD.number)
-    return conv_tile(TileSpec(element.code, fma, *numbers, dot=dot, burst=1, parted=1))
+    return conv_tile(TileSpec(element.code, fma, *numbers, dot=dot, burst=1))
 
 
 def _prefetch_lines(problem: Conv2dProblem, at: WinogradBlocking) -> int:

@@ -56,7 +56,7 @@ def loop_of_products(text: str) -> list[str]:
 @pytest.mark.parametrize("step", [4, 16])
 def test_tiles_of_channels_are_in_registers(neoverse: Any, vectors: int, pixels: int, step: int) -> None:
     """Each product is one instruction, which broadcasts the source's scalar itself, and nothing is spilled."""
-    spec = TileSpec(FLOAT32, 1, 1, pixels, vectors, LANES, step, LANES, 0, *DENSE)
+    spec = TileSpec(FLOAT32, 1, 1, pixels, vectors, LANES, step, LANES, 0, DENSE)
     loop = loop_of_products(assembly(neoverse, conv_tile, spec))
     products = [line for line in loop if line.startswith("fmla")]
     assert len(products) == vectors * pixels
@@ -67,7 +67,7 @@ def test_tiles_of_channels_are_in_registers(neoverse: Any, vectors: int, pixels:
 
 @pytest.mark.parametrize(("vectors", "channels"), [(2, 13), (3, 8), (4, 6), (6, 4)])
 def test_tiles_of_pixels_are_in_registers(neoverse: Any, vectors: int, channels: int) -> None:
-    spec = TileSpec(FLOAT32, 1, 1, channels, vectors, LANES, 16, LANES, 0, *DENSE, src_channel=4 * LANES * vectors)
+    spec = TileSpec(FLOAT32, 1, 1, channels, vectors, LANES, 16, LANES, 0, DENSE, src_channel=4 * LANES * vectors)
     loop = loop_of_products(assembly(neoverse, pixel_tile, spec))
     assert sum(line.startswith("fmla") for line in loop) == vectors * channels
     assert not any("[sp" in line for line in loop)
