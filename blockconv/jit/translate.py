@@ -274,8 +274,8 @@ def emit(builder, body: Callable[..., None], arguments: tuple[Any, ...]) -> None
     An `emitted` body has the arguments of its function.
     """
     lowered.builder = builder
-    written = body.emit if isinstance(body, Emitted) else body
-    kinds = [parameter.annotation for parameter in inspect.signature(written, eval_str=True).parameters.values()]
+    written = inspect.signature(getattr(body, "emit", body), eval_str=True)
+    kinds = [parameter.annotation for parameter in written.parameters.values()]
     given = [kind.view_at(x) if hasattr(kind, "view_at") else x for kind, x in zip(kinds, arguments, strict=False)]
     call(body, tuple(given), {})
 

@@ -248,6 +248,13 @@ def test_values_of_seven_dimensions_are_foreign(op: str) -> None:
     check(model([one], {"x": x}, {"y": F32}, two=np.float32(2), counts=np.arange(1, 8) % 3 + 1), {"x": x})
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_means_of_integers_are_foreign(dtype: Any) -> None:
+    x = np.arange(-12, 12).reshape(2, 3, 4).astype(dtype)
+    kind = {np.int32: TensorProto.INT32, np.int64: TensorProto.INT64}[dtype]
+    check(model([node("ReduceMean", "x", "y", axes=[1])], {"x": x}, {"y": kind}), {"x": x})
+
+
 def test_one_warning_names_the_ops() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -107,7 +107,8 @@ def read_initializers(
     arrays, inputs = {}, {value.name: value for value in graph.input}
     readers = {name: node for node in reversed(graph.node) for name in node.input}
     for name, part, read in parts:
-        where = f"initializer {name!r}, {_reader(readers.get(name))}"
+        node = readers.get(name)
+        where = f"initializer {name!r}, read by {title(node) if node else 'no node'}"
         arrays[name] = read(part, where, files) if name not in instead else _replaced(part, where, instead[name])
         if name in inputs:
             _check_declared(where, arrays[name], inputs[name])
@@ -229,10 +230,6 @@ def _given(name: str, value: Any, declared: Any) -> Array:
 
 def _element(kind: int) -> str:
     return onnx.TensorProto.DataType.Name(kind) if kind in onnx.TensorProto.DataType.values() else str(kind)
-
-
-def _reader(node: Any) -> str:
-    return "read by no node" if node is None else f"read by {title(node)}"
 
 
 # ---------------------------------------------------------------- values in other files

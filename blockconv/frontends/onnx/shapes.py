@@ -193,7 +193,7 @@ def _blocks_moved(call: Call) -> Tensor:
 _PLAIN = "Mean", "Sum", "Max", "Min", "Prod"
 
 
-@op("ReduceMean", limits="constant axes")
+@op("ReduceMean", limits="floats; constant axes")
 @op(*(f"Reduce{name}" for name in _PLAIN[1:]), limits="floats, or integers to Sum, Prod, Max and Min; constant axes")
 @op(*(f"Reduce{name}" for name in ("L1", "L2", "SumSquare", "LogSum", "LogSumExp")), limits="floats; constant axes")
 def _reduce(call: Call) -> Tensor:
@@ -201,7 +201,7 @@ def _reduce(call: Call) -> Tensor:
     x, named, rank = call.x, call.kind.removeprefix("Reduce"), call.x.rank
     given: Sequence[int] | None = call.listed(1, "axes")
     none = not given and call["noop_with_empty_axes"]
-    if named not in _PLAIN and (none or not x.type.is_float):
+    if (none and named not in _PLAIN) or not (x.type.is_float or named in _PLAIN[1:]):
         raise Unsupported(f"of {x.dtype}, or no axes")
     if none:
         return x

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import operator
 import threading
 import time
@@ -460,7 +461,9 @@ class Part(torch.nn.Module):  # type: ignore[misc]
                 self.record.packed += 1
             given = [None if k in self.flows else x for k, x in enumerate(args)]
             variant = variants.get(key) or _Variant(self, given)
-            if shapes not in variant.results:
+            if not all(map(math.prod, shapes)):  # PyTorch knows what an empty batch gives: gradients that are zero
+                variant.results[shapes] = None
+            elif shapes not in variant.results:
                 while len(variant.results) >= SIZES:
                     del variant.results[next(iter(variant.results))]
                 try:

@@ -63,7 +63,8 @@ def _attention_backward(
     Long rows of weights would need more memory than all else: PyTorch's kernel takes these by parts.
     """
     width, mask, scale = q.shape[-1], named.get("attn_mask"), named.get("scale")
-    if dropout or q.dtype != torch.float32 or not statically_known_true(k.shape[-2] <= LONG * width):
+    long = not statically_known_true(k.shape[-2] <= LONG * width)
+    if dropout or long or q.dtype != torch.float32 or q.shape[1] != k.shape[1]:  # heads of queries may share keys
         return NotImplemented
     scale = width**-0.5 if scale is None else scale
     scores = q @ k.mT * scale

@@ -236,6 +236,8 @@ class Reader:
         args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
         flat = tree_leaves((args, kwargs))
         if node.target is operator.getitem:
+            if args[0] is None:  # of an op whose results tracing does not know
+                raise Unsupported
             return args[0][args[1]]
         if any(isinstance(value, Nested) for value in flat):
             raise Unsupported

@@ -157,8 +157,8 @@ def _finish(spec: TileSpec, run: TileRecord, record, accs: list[Any]) -> None:
         v, part = tile.code(), part_of(tile)
         memory, size = v.spilled(accs), tile.pixels * tile.vectors * v.bytes
         for row in range(tile.rows):
-            at, pixels = memory + row * size, const(tile.pixels // part.pixels)
-            call_kernel.emit(run.part, record, run.dst + row * run.dst_row, at, pixels)
+            count = const(tile.pixels // part.pixels)
+            call_kernel.emit(run.part, record, run.dst + row * run.dst_row, memory + row * size, count)
 
     finish(tile, run, accs, apart)
 
@@ -180,7 +180,7 @@ def finish_part(tile: Tile):
     def store(record, dst, accs, count):
         run, v = TileRecord.load(record), tile.code()
 
-        def each(run: TileRecord, sums: bool) -> None:
+        def each(run: TileRecord, sums: bool = False) -> None:
             with counted(count) as number:
                 at, slots = accs + number * (size * v.bytes), v.slots(size, v.zero)
                 v.restore(slots, at)
@@ -197,7 +197,7 @@ def finish_part(tile: Tile):
                 with build.if_then(truth(run.activate)):
                     call_kernel.emit(run.activate, accs, count * size, run.activation, const(0))
             run = run._replace(residual=const(0), activate=const(0))
-        each(run, sums=False)
+        each(run)
 
     return store
 

@@ -103,14 +103,6 @@ def _write_common(a, run):
         run.residual = tile_bytes if residual else 0
 
 
-def _window_of(a, rows, cols):
-    """The first row and column of the destination that a window is of, or a panel of one: it does not reach past these.
-
-    It has room for the largest task, so it may begin before the task's first pixel.
-    """
-    return min(rows.first, a.oh - a.task_rows), min(cols.first, a.ow - a.panel)
-
-
 def _pack_panels(a, run, window, image, n, group, begin, cols):
     """Pack the window of a task, panel by panel. begin: its first row and column."""
     ih = begin[0] * a.sh - a.ph
@@ -318,7 +310,9 @@ def conv_tiles():
             col_task, row_task, group, n = digits(rest, a.col_tasks, a.row_tasks, a.groups)
             task_rows = extent_of_task(a.oh, rows, a.row_tasks, row_task)
             task_cols = extent_of_task(a.ow, pixels, a.col_tasks, col_task)
-            row, col = _window_of(a, task_rows, task_cols)
+            # The first pixel that a window is of, or a panel of one. It has room for the largest task, so it may begin
+            # before this one's, and it does not reach past the destination.
+            row, col = min(task_rows.first, a.oh - a.task_rows), min(task_cols.first, a.ow - a.panel)
             image = a.src + n * a.source.n
             if a.in_place:
                 window = image + source_offset(a, group * a.group_ic)

@@ -91,7 +91,9 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     held = 1 if cb == UNITS * unit else shape.pixels
     in_place = as_it_is and is_read_in_place(m, p, at, s, held)
     if not (tile or in_place or request.anchor):
-        shape = _tile(request, at, d, stored, cb, taps, dot, gap=_gap(at))
+        # Columns of a packed window between the rows of its outputs, if pixels and rows are evenly apart.
+        gap = (at.kw - 1) * at.dw if at.sh == at.sw == at.depth == 1 else 0
+        shape = _tile(request, at, d, stored, cb, taps, dot, gap)
     inner = fill(
         ConvTile,
         shape,
@@ -108,11 +110,6 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     units, at_once = cb // unit, 0 if interleaved else extent(cb, s)
     spare = 0 if found.in_place else spare_bytes(request.machine.isa, units, found.window_cols, at_once)
     return replace(found, scratch=found.scratch + -(-spare // LINE_BYTES) * LINE_BYTES)
-
-
-def _gap(at: Space) -> int:
-    """Columns of a packed window between the rows of its outputs, if pixels and rows are evenly apart; else 0."""
-    return (at.kw - 1) * at.dw if at.sh == at.sw == at.depth == 1 else 0
 
 
 def _tile(

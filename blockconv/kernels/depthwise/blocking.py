@@ -62,7 +62,7 @@ def outputs(machine: Machine, types: Types, across: int = 1) -> tuple[int, int]:
     most, least = MOST_OUTPUTS[registers], LEAST_OUTPUTS[registers]
     if machine.isa.vector_bytes == 16:  # a tile is little arithmetic: more vectors share what a tile costs besides
         least = max(most, least)
-    return max(most, -(-least // max(1, across))), least
+    return max(most, -(-least // across)), least
 
 
 def computed(outputs: int, of_tile: int) -> int:
@@ -455,10 +455,12 @@ def _tiles_of_pixels(request: Request, planes: bool = False) -> tuple[AxisTiling
 
     planes: a row of a tile is stored in planes at once, or pixel by pixel where these are not contiguous.
     """
-    p, apart = request.problem, request.destination.col != request.types.dst.itemsize
+    p = request.problem
     rows = min((request.anchor or p).oh, p.oh)
     most, least = outputs(request.machine, request.types, 1 if planes else rows)
-    tiling = tile_axis(request, "w", 1 if planes and apart and p.ow > 1 else most)
+    if planes and p.ow > 1 and request.destination.col != request.types.dst.itemsize:
+        most = 1
+    tiling = tile_axis(request, "w", most)
     return tiling, _sizes(-(-least // tiling.unrolled), rows)[0]
 
 

@@ -185,3 +185,64 @@ def test_gradients_of_activations_are_autograds(kind):
     given = f(x) if kind.startswith(("relu", "sigmoid", "tanh")) else x
     made = ops.ActivationBackward(kind)
     close(ran(lambda e, *given: [e.emit(made, *given)], grad, given)[0], wanted)
+
+
+def compiled_step(model, x, backend):
+    """The gradients of a step of a model: of its parameters, and of what it reads."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x = x.clone().requires_grad_()
+    torch.compile(model, backend=backend)(x).square().sum().backward()
+    return [x.grad, *(p.grad for p in model.parameters())]
+
+
+EMPTY = {
+    "pools": lambda: nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.MaxPool2d(2), nn.SiLU()),
+    "group norm": lambda: nn.Sequential(nn.GroupNorm(2, 8), nn.ReLU()),
+    "layer norm": lambda: nn.LayerNorm([7, 7]),
+    "dropout": lambda: nn.Dropout(0.2),
+}
+
+
+@pytest.mark.parametrize("between", EMPTY)
+def test_an_empty_batch_has_gradients_of_zero(between):
+    """Memory that was in use before holds other numbers."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), EMPTY[between](), nn.Conv2d(8, 8, 3), nn.Sigmoid())
+    for images in (0, 2):
+        model.zero_grad()
+        used = [torch.full((p.numel(),), 7e5) for p in model.parameters() for _ in range(20)]
+        del used
+        found = compiled_step(model, torch.randn(images, 3, 9, 9), bc.torch.backend)
+        assert all(g.isfinite().all() and bool(g.any()) == (images > 0) for g in found[1:])
+
+
+def test_a_checkpoint_with_dropout_is_compiled():
+    first, rest = nn.Conv2d(3, 8, 3), nn.Sequential(nn.Conv2d(8, 8, 3), nn.Dropout(0.5))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.rest = first, rest
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.rest, self.first(x), use_reentrant=False)
+
+    x, steps = torch.randn(2, 3, 9, 9), []
+    for backend in ("aot_eager", bc.torch.backend):
+        model = Model()
+        model.zero_grad()
+        steps.append(compiled_step(model, x, backend))
+    for found, wanted in zip(*steps, strict=True):
+        close(found.detach().numpy(), wanted.numpy())
+
+
+def test_heads_of_queries_share_keys_in_a_step():
+    q, k, v = (rand(2, heads, 6, 8) for heads in (6, 2, 2))
+    grad, wanted = gradients(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), q, k, v)
+    torch._dynamo.reset()
+    given = [x.clone().requires_grad_() for x in (q, k, v)]
+    attention = torch.compile(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), backend=bc.torch.backend
+    )
+    for found, expected in zip(torch.autograd.grad(attention(*given), given, grad), wanted, strict=True):
+        close(found.numpy(), expected)
