@@ -37,10 +37,10 @@ PUBLIC = {
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
     ".": 5_125, "_pyinstaller": 53, "api": 19_922, "cli": 5_707, "core": 27_080, "dispatch": 16_223, "eager": 0,
-    "filters": 7_171, "frontends": 11, "frontends/onnx": 40_807, "frontends/torch": 39_936, "jit": 16_777,
+    "filters": 7_171, "frontends": 11, "frontends/onnx": 40_807, "frontends/torch": 39_937, "jit": 16_777,
     "kernels": 6_071, "kernels/axis": 1_175, "kernels/common": 33_429, "kernels/conv": 37_033,
     "kernels/depthwise": 28_041, "kernels/dynamic": 1_483, "kernels/eltwise": 4_354, "kernels/indexed": 2_250,
-    "kernels/norm": 8_582, "kernels/pool": 23_050, "kernels/product": 7_240, "kernels/recurrent": 2_424,
+    "kernels/norm": 8_582, "kernels/pool": 23_049, "kernels/product": 7_240, "kernels/recurrent": 2_424,
     "kernels/reduce": 2_505, "kernels/reorder": 11_298, "kernels/resize": 4_834, "kernels/winograd": 12_880,
     "machine": 3_013, "network": 96_490, "nopython": 4_901, "onnxruntime": 5_549, "runtime": 5_530, "torch": 238,
 }  # fmt: skip

@@ -461,9 +461,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
                 self.record.packed += 1
             given = [None if k in self.flows else x for k, x in enumerate(args)]
             variant = variants.get(key) or _Variant(self, given)
-            if not all(map(math.prod, shapes)):  # PyTorch knows what an empty batch gives: gradients that are zero
-                variant.results[shapes] = None
-            elif shapes not in variant.results:
+            if shapes not in variant.results:
                 while len(variant.results) >= SIZES:
                     del variant.results[next(iter(variant.results))]
                 try:
@@ -481,6 +479,9 @@ class Part(torch.nn.Module):  # type: ignore[misc]
 
     def _plan(self, variant: _Variant, key: Any, shapes: Shapes) -> None:
         """Let a variant have a plan, bound for these shapes. Kernels and layouts are chosen once for each key."""
+        if not all(map(math.prod, shapes)):  # PyTorch knows what an empty batch gives: gradients that are zero
+            variant.results[shapes] = None
+            return
         names = [self.holders[k].name for k in self.flows]
         if variant.plan is not None:
             variant.plan.bind(shapes)

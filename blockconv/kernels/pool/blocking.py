@@ -280,7 +280,7 @@ class PoolBlocking:
         is_narrow = self.view.inner <= self.lanes and not self.element.is_packed
         return is_narrow and self.is_global and self.has_contiguous_rows
 
-    @property
+    @cached_property
     def is_wide(self) -> bool:
         """Whether vectors run over a pixel."""
         return self.view.inner >= self.lanes and why_not_shuffled(self) is not None

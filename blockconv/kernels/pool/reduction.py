@@ -79,8 +79,7 @@ class Reducer(Vectors):
         self.memory = Vectors(ElementType.of(reduction.element), reduction.lanes)
         self.is_packed = self.memory.type.is_packed
         super().__init__(reduction.held, reduction.lanes * (2 if self.is_packed else 1))
-        self.is_sum, self.is_masked = reduction.operation == SUM, reduction.masked
-        self.identity = reduction.identity
+        self.is_sum, self.is_masked, self.identity = reduction.operation == SUM, reduction.masked, reduction.identity
         self.is_widened, self.is_half = reduction.held != self.memory.type, self.memory.type.is_half
         if self.is_half or (integers is not None and self.is_widened):
             sides = [None, None] if self.is_half else quantizations_at(integers)

@@ -169,7 +169,7 @@ def _why_not_tiles(b: PoolBlocking) -> Reason | None:
 
 
 def _tiles(b: PoolBlocking) -> Launch:
-    inner, is_shuffled = b.view.inner, why_not_shuffled(b) is None
+    inner, is_shuffled = b.view.inner, not b.is_wide
     tile, part = (shuffled_tile(b), inner) if is_shuffled else (wide_tile(b), b.part or inner)
     assert tile is not None
     gathered_row = 0 if is_shuffled else b.problem.iw * b.part * b.itemsize

@@ -194,8 +194,11 @@ def test_a_task_takes_channels_whose_window_stays_in_the_first_level_cache(on_ma
     ("layout", "descriptor", "tile"),
     [
         ("NHWC", "g400mb1ic400ih98oc400kh3ph1", (7, 2)),  # two rows fetch fewer lines than one
+        ("NHWC", PROBLEMS[MANY], (7, 2)),  # where a part stays too
         ("NHWC", "g400mb1ic400ih3iw98oc400kh3kw3ph0", (14, 1)),  # there is one
-        ("NCHW8", "g16mb1ic16ih56oc16kh7ph3", (7, 2)),  # half as many streams, of two vectors
+        ("NCHW8", "g16mb1ic16ih56oc16kh3ph1", (7, 2)),  # half as many streams, of two vectors
+        ("NCHW8", "g16mb1ic16ih56oc16kh7ph3", (7, 2)),  # for windows as high too
+        ("NHWC", "g16mb1ic16ih10oc16kh3ph1", (7, 2)),  # fewer outputs than the most
     ],
 )
 def test_tiles_are_as_high_as_what_they_read_asks_for(layout, descriptor, tile, on_machine):
@@ -204,6 +207,15 @@ def test_tiles_are_as_high_as_what_they_read_asks_for(layout, descriptor, tile, 
     )
     assert isinstance(at, DepthwiseBlocking)
     assert (at.unrolled, at.loops) == tile
+
+
+@pytest.mark.parametrize("on_machine", ["avx512, 1 MiB"], indirect=True)
+def test_tiles_that_are_stored_in_planes_have_one_row(on_machine):
+    """A plane's row is stored at once: two rows of seven take 1.25 of the time."""
+    problem = Conv2dProblem.from_descriptor("g128ic128ih56oc128kh3ph1")
+    at = blocking(Request(problem, Layout("NCHW16"), Layout("NCHW"), Types.all("float32")))
+    assert isinstance(at, DepthwiseBlocking)
+    assert (at.unrolled, at.loops) == (14, 1)
 
 
 @pytest.mark.parametrize("on_machine", ["avx512, 1 MiB", "avx512, halves, 1 MiB"], indirect=True)
